@@ -1,0 +1,540 @@
+"""What is done to the cache directory, as moves that yield one file operation at a time.
+
+Here: looking at entries, publishing, deleting, listing, and the probe of what a directory can do. The
+moves of the lease protocol are in `_moves`. Nothing here knows a clock, a loop or a thread.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from errno import EEXIST, EFBIG, EINVAL, EISDIR, ELOOP, ENOENT, ENOTDIR, ESTALE
+from typing import TYPE_CHECKING
+
+from acache import _policy
+from acache._format import Entry, FormatError, Kind, UnknownVersionError, decode_entry, header_span
+from acache._protocol import ABSENT, SeenArtifact, SeenFailure, Sighting
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from acache._fs import File, Steps
+    from acache._host import Identity
+    from acache._models import Buffer
+    from acache._protocol import Seen
+
+__all__ = [
+    "Layout",
+    "Level",
+    "Paths",
+    "Probe",
+    "Subject",
+    "Trust",
+    "clear_shard",
+    "delete",
+    "fresh_nonce",
+    "list_shard",
+    "look",
+    "mark_cheap",
+    "prepare",
+    "probe",
+    "publish",
+    "read_artifact",
+    "read_usual",
+    "replace_entry",
+    "touch",
+    "unlink_quietly",
+    "write_usual",
+]
+
+ENTRY_LIMIT = 4 << 30
+FAILURE_LIMIT = 1 << 20
+HEAD = 16 << 10
+FORMAT = "v1"
+GONE = frozenset({ENOENT, ESTALE, ENOTDIR})
+ODD = frozenset({ELOOP, EFBIG, EINVAL, EISDIR})
+"""What a planted link, folder, pipe or monster answers: a bad entry, not a broken disk."""
+
+TAG = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n"
+    b"# This folder is a cache made by acache; it may be deleted at any time.\n"
+    b"# https://bford.info/cachedir/\n"
+)
+LAYOUT = b'{"format":1,"shards":256}\n'
+
+
+def fresh_nonce() -> str:
+    """Draw 128 random bits as 32 hex digits: anew for every temporary, publication and link attempt."""
+    return os.urandom(16).hex()
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whose files are believed, by their owner: ``user`` (me or root), ``group`` (also my groups), ``any``.
+
+    ``me`` grows by the owner that the directory gives to files I make (a squashed mount).
+    """
+
+    mode: str
+    me: frozenset[int]
+    groups: frozenset[int] = frozenset()
+
+    def believes(self, file: File) -> bool:
+        """Whether an entry of that file's owner may be used."""
+        if self.mode == "any" or file.uid in self.me or file.uid == 0:
+            return True
+        return self.mode == "group" and file.gid in self.groups
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where one key lives: all its files share one folder, so that making one refreshes the view of all."""
+
+    folder: str
+    stem: str
+
+    @property
+    def art(self) -> str:
+        """The entry."""
+        return f"{self.folder}/{self.stem}.art"
+
+    @property
+    def err(self) -> str:
+        """The remembered failure."""
+        return f"{self.folder}/{self.stem}.err"
+
+    def slot(self, follows: str | None) -> str:
+        """Return the root slot (None), or the only successor slot of the holder with that nonce."""
+        return f"{self.folder}/{self.stem}.lease" + (f".{follows}" if follows else "")
+
+    def temporary(self) -> str:
+        """Return a name that nobody ever used."""
+        return f"{self.folder}/.t.{fresh_nonce()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One key in one directory: where it lives, and what its entries must describe."""
+
+    paths: Paths
+    key: str
+    namespace: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The directory as one program sees it: where files go, how they are made, who is believed.
+
+    ``network``: folders are opened first, so that a client's stale view is refreshed. ``linkless``: slots
+    are made by exclusive create. ``ttl`` and ``interval`` (seconds) go into lease records.
+    """
+
+    root: str
+    trust: Trust
+    identity: Identity
+    network: bool = False
+    linkless: bool = False
+    durable: bool = False
+    ttl: float = 15.0
+    interval: float = 2.0
+
+    @property
+    def base(self) -> str:
+        """The folder of this format version."""
+        return f"{self.root}/{FORMAT}"
+
+    def paths(self, name: str) -> Paths:
+        """Return where the key with that file name (64 hex digits) lives."""
+        return Paths(f"{self.base}/{_policy.shard_of(name)}", _policy.stem_of(name))
+
+
+# --- looking -------------------------------------------------------------------------------------
+
+
+def read_again(path: str, limit: int) -> Steps[File]:
+    """Read; after ESTALE once more, through a new open."""
+    try:
+        file: File = yield ("read", path, limit)
+    except OSError as error:
+        if error.errno != ESTALE:
+            raise
+        file = yield ("read", path, limit)
+    return file
+
+
+def read_artifact(layout: Layout, subject: Subject) -> Steps[SeenArtifact]:
+    """Open ``K.art`` and say what it is; only faults of the disk itself are raised."""
+    try:
+        file = yield from read_again(subject.paths.art, ENTRY_LIMIT)
+    except OSError as error:
+        if error.errno in GONE:
+            return ABSENT
+        if error.errno in ODD:
+            return SeenArtifact("bad")
+        raise
+    if not layout.trust.believes(file):
+        return SeenArtifact("untrusted", owner=file.uid)
+    try:
+        entry = decode_entry(file.data, key=subject.key, namespace=subject.namespace)
+    except UnknownVersionError:
+        return SeenArtifact("foreign", owner=file.uid)
+    except FormatError:
+        return SeenArtifact("bad", owner=file.uid)
+    if entry.kind is Kind.FAILURE:
+        return SeenArtifact("bad", owner=file.uid)
+    what: Seen = "artifact" if entry.kind is Kind.ARTIFACT else "cheap"
+    return SeenArtifact(what, entry.identity, entry.seconds, entry, file.uid, file.mtime)
+
+
+def read_failure(layout: Layout, subject: Subject, *, with_age: bool) -> Steps[SeenFailure | None]:
+    """Read ``K.err``; ``with_age`` also measures its age by the file system's own clock."""
+    try:
+        file = yield from read_again(subject.paths.err, FAILURE_LIMIT)
+        if not layout.trust.believes(file):
+            return None
+        entry = decode_entry(file.data, key=subject.key, namespace=subject.namespace)
+    except OSError as error:
+        if error.errno in GONE or error.errno in ODD:
+            return None
+        raise
+    except FormatError:
+        return None
+    if entry.kind is not Kind.FAILURE:
+        return None
+    failure, age = entry.failure, None
+    if with_age and failure.deterministic:
+        now = yield from file_clock(subject.paths)
+        age = None if now is None else now - file.mtime
+    return SeenFailure(entry.identity, entry.holder, failure.deterministic, age, entry)
+
+
+def file_clock(paths: Paths) -> Steps[float | None]:
+    """Ask the file system for its time: the mtime of a temporary, made, closed and opened again."""
+    temporary, mtime = paths.temporary(), None
+    try:
+        yield ("create", temporary, (b"?",), False)
+        file: File = yield ("head", temporary, 0)
+        mtime = file.mtime
+    except OSError:
+        pass  # no temporary possible: no age, so nothing remembered is honoured by it
+    yield from unlink_quietly(temporary)
+    return mtime
+
+
+def look(
+    layout: Layout,
+    subject: Subject,
+    *,
+    first: bool = False,
+    whole: bool = False,
+    rejected: Collection[str] = (),
+) -> Steps[Sighting]:
+    """Look for a result: one open for a hit, the full look for a miss.
+
+    The order is a rule: the failure is read before the artifact's second look, so that an artifact that
+    follows a failure wins. ``whole`` looks at everything even when there is an artifact.
+    """
+    art = yield from read_artifact(layout, subject)
+    if art.what == "foreign" or (art.what == "artifact" and not whole and art.identity not in rejected):
+        return Sighting(art)
+    if layout.network:
+        yield from refresh(subject.paths.folder)
+    failure = yield from read_failure(layout, subject, with_age=first)
+    art = yield from read_artifact(layout, subject)
+    return Sighting(art, failure)
+
+
+def refresh(folder: str) -> Steps[None]:
+    """Open and close a folder, so that what a network client remembers of it is asked again."""
+    try:
+        yield ("refresh", folder)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+
+
+def unlink_quietly(path: str) -> Steps[bool]:
+    """Remove a name; False when something other than its absence prevented it: clean-up never fails work."""
+    try:
+        yield ("unlink", path)
+    except OSError as error:
+        return error.errno in GONE
+    return True
+
+
+# --- publishing ----------------------------------------------------------------------------------
+
+
+def write_temporary(layout: Layout, paths: Paths, chunks: Sequence[Buffer]) -> Steps[str]:
+    """Write a whole temporary beside its target, making the folder if need be, and return its path."""
+    temporary = paths.temporary()
+    try:
+        yield ("create", temporary, chunks, layout.durable)
+        return temporary
+    except OSError as error:
+        if error.errno != ENOENT:
+            yield from unlink_quietly(temporary)
+            raise
+    yield ("mkdir", paths.folder)
+    temporary = paths.temporary()
+    try:
+        yield ("create", temporary, chunks, layout.durable)
+    except OSError:
+        yield from unlink_quietly(temporary)
+        raise
+    return temporary
+
+
+def publish(layout: Layout, paths: Paths, target: str, chunks: Sequence[Buffer]) -> Steps[None]:
+    """Put a whole file in place: written beside, renamed over whatever stands there.
+
+    :raises OSError: nothing was changed, and no temporary is left (unless the disk refuses that too).
+    """
+    temporary = yield from write_temporary(layout, paths, chunks)
+    try:
+        yield ("rename", temporary, target)
+    except OSError:
+        yield from unlink_quietly(temporary)
+        raise
+    if layout.durable:
+        yield ("sync_folder", paths.folder)
+
+
+def mark_cheap(layout: Layout, subject: Subject, chunks: Sequence[Buffer]) -> Steps[None]:
+    """Leave a cheap mark: linked, never renamed, for it must not replace an artifact.
+
+    An entry just read as bad is unlinked first, or the mark would never land and every caller would
+    take the lease and compile, one after the other.
+    """
+    present = yield from read_artifact(layout, subject)
+    if present.what in ("bad", "untrusted"):
+        yield from unlink_quietly(subject.paths.art)
+    temporary = yield from write_temporary(layout, subject.paths, chunks)
+    refused: OSError | None = None
+    try:
+        if layout.linkless:
+            yield ("create", subject.paths.art, chunks, False)
+        else:
+            yield ("link", temporary, subject.paths.art)
+    except OSError as error:
+        refused = error
+    yield from unlink_quietly(temporary)
+    if refused is not None and refused.errno != EEXIST:
+        raise refused
+
+
+def replace_entry(layout: Layout, subject: Subject, chunks: Sequence[Buffer]) -> Steps[bool]:
+    """Publish over what is there and clear a remembered failure; False: a later format stands there."""
+    if (yield from read_artifact(layout, subject)).what == "foreign":
+        return False
+    yield from publish(layout, subject.paths, subject.paths.art, chunks)
+    yield from unlink_quietly(subject.paths.err)
+    return True
+
+
+def delete(layout: Layout, subject: Subject) -> Steps[bool]:
+    """Remove a key's entry and remembered failure; True when there was an artifact."""
+    seen = yield from read_artifact(layout, subject)
+    if seen.what == "foreign":
+        return False
+    yield from remove(subject.paths.err)
+    if seen.what != "absent":
+        yield from remove(subject.paths.art)
+    return seen.what == "artifact"
+
+
+def remove(path: str) -> Steps[None]:
+    """Remove a name, absent or not.
+
+    :raises OSError: it is still there.
+    """
+    try:
+        yield ("unlink", path)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+
+
+# --- listing -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file of a shard, decoded as far as its header."""
+
+    path: str
+    entry: Entry
+    used: float
+
+
+def list_shard(layout: Layout, shard: str, suffixes: tuple[str, ...] = (".art",)) -> Steps[list[Listed]]:
+    """Read the headers in one shard; what vanishes meanwhile, is bad or not believed is left out."""
+    folder = f"{layout.base}/{shard}"
+    found: list[Listed] = []
+    try:
+        names: list[str] = yield ("listdir", folder)
+    except OSError as error:
+        if error.errno in GONE:
+            return found
+        raise
+    for name in sorted(names):
+        if not name.endswith(suffixes) or name.startswith("."):
+            continue
+        path = f"{folder}/{name}"
+        try:
+            file: File = yield ("head", path, HEAD)
+            if layout.trust.believes(file):
+                span = header_span(bytes(file.data[:64]))
+                if span > len(file.data):
+                    file = yield ("head", path, span)
+                entry = decode_entry(file.data, key=None, namespace=None, parts=False)
+                found.append(Listed(path, entry, file.mtime))
+        except (OSError, FormatError):
+            continue
+    return found
+
+
+def clear_shard(layout: Layout, shard: str, namespace: str | None) -> Steps[int]:
+    """Remove the entries, marks and failures of one namespace in one shard; returns how many artifacts."""
+    cleared = 0
+    for item in (yield from list_shard(layout, shard, (".art", ".err"))):
+        if item.entry.header.get("namespace") == namespace:
+            yield from remove(item.path)
+            cleared += item.entry.kind is Kind.ARTIFACT
+    return cleared
+
+
+# --- usual times ---------------------------------------------------------------------------------
+
+
+def _usual_paths(layout: Layout, label: str) -> tuple[Paths, str]:
+    digest = hashlib.sha256(label.encode("utf-8", "surrogatepass")).hexdigest()
+    paths = Paths(f"{layout.base}/usual", digest)
+    return paths, f"{paths.folder}/{paths.stem}.json"
+
+
+def read_usual(layout: Layout, label: str) -> Steps[float | None]:
+    """Return the seconds that compiles of that label usually take; None where nothing is known."""
+    try:
+        file: File = yield ("read", _usual_paths(layout, label)[1], 4096)
+        seconds = json.loads(bytes(file.data))["seconds"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < 1e7 else None
+
+
+def write_usual(layout: Layout, label: str, seconds: float) -> Steps[None]:
+    """Remember a compile's time for its label; best effort."""
+    usual = _policy.usual_after((yield from read_usual(layout, label)), seconds)
+    paths, target = _usual_paths(layout, label)
+    text = json.dumps({"label": label[:200], "seconds": round(usual, 3)}).encode()
+    try:
+        yield from publish(layout, paths, target, (text,))
+    except OSError:
+        return  # without it a hedge waits a little longer: no reason to bother anybody
+
+
+# --- the directory itself ------------------------------------------------------------------------
+
+
+class Level(enum.StrEnum):
+    """How far processes can coordinate in a directory, best first: each step down is announced once."""
+
+    SHARED = "shared"
+    """Leases by hard link."""
+    LINKLESS = "linkless"
+    """Leases by exclusive create."""
+    PROCESS = "process"
+    """Single flight within this process only; entries are still read, and written where that works."""
+    NONE = "none"
+    """No cache at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a directory can do. ``owner`` is the uid that files made here get."""
+
+    level: Level
+    reason: str = ""
+    errno: int | None = None
+    owner: int | None = None
+
+
+def prepare(layout: Layout) -> Steps[None]:
+    """Make the root and the files that name it; what exists stays.
+
+    :raises OSError: the root cannot be made or written.
+    """
+    yield ("mkdir", layout.base)
+    for path, text in ((f"{layout.root}/CACHEDIR.TAG", TAG), (f"{layout.base}/layout.json", LAYOUT)):
+        if not (yield ("exists", path)):
+            place = Paths(path.rpartition("/")[0], "")
+            yield from publish(layout, place, path, (text,))
+
+
+def probe(layout: Layout) -> Steps[Probe]:
+    """Try what leases need: exclusive create, link, rename over, rewrite in place, unlink, and my own uid.
+
+    It cannot prove what other clients of a network mount see; those are denied by mount type.
+    """
+    place = Paths(layout.base, "")
+    names = place.temporary(), place.temporary(), place.temporary()
+    try:
+        yield from prepare(layout)
+        found = yield from _trials(*names)
+    except OSError as error:
+        readable = yield from _succeeds(("listdir", layout.base))
+        level = Level.PROCESS if readable else Level.NONE
+        found = Probe(level, error.strerror or str(error), error.errno)
+    for path in names:
+        yield from unlink_quietly(path)
+    return found
+
+
+def _trials(one: str, two: str, three: str) -> Steps[Probe]:
+    yield ("create", one, (b"0" * 64,), False)
+    if (yield from _succeeds(("create", one, (b"1",), False))):
+        return Probe(Level.PROCESS, "two exclusive creates of one name both succeed")
+    fd: int = yield ("open_rw", one)
+    rewritten = yield from _succeeds(("pwrite", fd, b"1" * 40, 0))
+    yield ("close", fd)
+    if not rewritten:
+        return Probe(Level.PROCESS, "a file cannot be rewritten in place")
+    file: File = yield ("read", one, 4096)
+    if bytes(file.data) != b"1" * 40 + b"0" * 24:
+        return Probe(Level.PROCESS, "a rewrite in place is not seen by a fresh open", owner=file.uid)
+    linked = yield from _succeeds(("link", one, two))
+    if linked and (yield from _succeeds(("link", one, two))):
+        return Probe(Level.PROCESS, "two links to one name both succeed", owner=file.uid)
+    if linked and not (yield ("exists", two)):
+        linked = False
+    yield ("create", three, (b"3",), False)
+    yield ("rename", one, three)
+    after: File = yield ("read", three, 4096)
+    if after.data != file.data:
+        return Probe(Level.PROCESS, "a rename over a file is not seen by a fresh open", owner=file.uid)
+    yield ("unlink", three)
+    if (yield ("exists", three)):
+        return Probe(Level.PROCESS, "an unlinked file is still there", owner=file.uid)
+    if not linked:
+        return Probe(Level.LINKLESS, "hard links are refused here", owner=file.uid)
+    return Probe(Level.SHARED, owner=file.uid)
+
+
+def _succeeds(operation: tuple[object, ...]) -> Steps[bool]:
+    try:
+        yield operation
+    except OSError:
+        return False
+    return True
+
+
+def touch(path: str) -> Steps[None]:
+    """Refresh an entry's recency; an entry that I may not touch is not worth a word."""
+    try:
+        yield ("touch", path)
+    except OSError:
+        return
