@@ -1,0 +1,192 @@
+"""A cache directory as the loop sees it: moves run on worker threads, its abilities are learned once, and
+its faults become events, counters and one warning each instead of exceptions.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+
+from acache import _events, _host, _policy, _store
+from acache._errors import CorruptEntryError, StoreError
+from acache._fs import perform
+from acache._store import Layout, Level, Subject, Trust
+
+if TYPE_CHECKING:
+    from acache._fs import FileSystem, Steps
+    from acache._keys import Key
+    from acache._protocol import SeenArtifact
+    from acache._report import Report
+    from acache._settings import Settings
+    from acache._threads import Workers
+
+__all__ = ["Directory"]
+
+T = TypeVar("T")
+
+_ADVICE = {
+    Level.LINKLESS: "leases are made by exclusive create instead of link",
+    Level.PROCESS: "processes cannot coordinate there, so each compiles for itself",
+    Level.NONE: "nothing can be cached there, so each process compiles for itself",
+}
+
+
+class Directory:
+    """One cache directory.
+
+    :param root: an absolute path; nothing is touched before the first move.
+    :param fs: the file operations; tests hand in others.
+    """
+
+    def __init__(
+        self, root: str, settings: Settings, workers: Workers, report: Report, fs: FileSystem
+    ) -> None:
+        self.root = root
+        self.level: Level | None = None
+        self._settings = settings
+        self._workers = workers
+        self._report = report
+        self.fs = fs
+        self._layout: Layout | None = None
+        self._mount: _host.Mount | None = None
+        self._probing: anyio.Lock = anyio.Lock()
+
+    async def layout(self) -> Layout:
+        """Return what is known of the directory; the first call reads the mount table, off the loop."""
+        if self._layout is None:
+            layout, mount = await self._workers.run(self._survey, abandon=True)
+            if self._layout is None:
+                self._layout, self._mount = layout, mount
+        return self._layout
+
+    def _survey(self) -> tuple[Layout, _host.Mount | None]:
+        mount = _host.mount_of(self.root)
+        kind = _policy.classify_mount(mount.fstype, mount.source) if mount else "network"
+        settings = self._settings
+        layout = Layout(
+            root=self.root,
+            trust=Trust(
+                settings.trust, frozenset({os.geteuid()}), frozenset({os.getegid(), *os.getgroups()})
+            ),
+            identity=_host.my_identity(),
+            network=kind != "local",
+            durable=settings.durable,
+            ttl=settings.lease_ttl,
+            interval=settings.heartbeat_interval,
+        )
+        return layout, mount
+
+    async def run(self, steps: Steps[T], *, abandon: bool = False) -> T:
+        """Run a move in one trip to a worker thread.
+
+        :param abandon: for moves that only read: cancellation does not wait for the disk.
+        :raises OSError: as the disk says, or ETIMEDOUT when it says nothing.
+        """
+        return await self._workers.run(partial(perform, steps, self.fs), abandon=abandon)
+
+    async def ready(self) -> Level:
+        """Find out once what the directory can do: before the first acquire, never on a hit.
+
+        Each step down the ladder is one event and one warning, which name folder, mount and reason.
+        """
+        async with self._probing:
+            if self.level is not None:
+                return self.level
+            layout = await self.layout()
+            mount = self._mount
+            if mount is not None and _policy.classify_mount(mount.fstype, mount.source) == "denied":
+                found = _store.Probe(
+                    Level.PROCESS, f"{mount.fstype} does not keep the promises that leases need"
+                )
+            else:
+                try:
+                    found = await self.run(_store.probe(layout))
+                except OSError as error:
+                    found = _store.Probe(Level.NONE, error.strerror or str(error), error.errno)
+            me = layout.trust.me if found.owner is None else layout.trust.me | {found.owner}
+            self._layout = replace(
+                layout,
+                trust=replace(layout.trust, me=me),
+                linkless=found.level is Level.LINKLESS,
+            )
+            self.level = found.level
+            if found.level is not Level.SHARED:
+                self._degraded(found)
+            return self.level
+
+    def _degraded(self, found: _store.Probe) -> None:
+        mount = f"{self._mount.fstype} on {self._mount.point}" if self._mount else None
+        self._report.tell(
+            _events.Degraded(level=found.level.value, folder=self.root, mount=mount, reason=found.reason)
+        )
+        self._report.warn_once(
+            self.root,
+            found.errno or found.reason,
+            "cache directory %s (%s): %s; %s. `acache doctor` says more",
+            self.root,
+            mount or "mount unknown",
+            found.reason,
+            _ADVICE[found.level],
+        )
+        if self._settings.strict and found.level in (Level.PROCESS, Level.NONE):
+            raise StoreError(f"the cache directory is degraded: {found.reason}", self.root, found.errno)
+
+    def fault(self, operation: str, error: OSError, key: Key | None = None) -> None:
+        """Turn a fault of the disk into an event, a counter, and one warning per folder and reason.
+
+        :raises StoreError: only with ``strict``.
+        """
+        path = os.fsdecode(error.filename) if error.filename is not None else self.root
+        self._report.tell(
+            _events.StoreFault(
+                operation=operation,
+                path=path,
+                errno=error.errno,
+                message=error.strerror or str(error),
+                key=key,
+            ),
+            store_errors=1,
+        )
+        self._report.warn_once(
+            self.root,
+            error.errno,
+            "cache directory %s: %s failed: %s; what it cannot hold is compiled again",
+            self.root,
+            operation,
+            error.strerror or error,
+        )
+        if self._settings.strict:
+            raise StoreError(f"{operation} failed: {error.strerror or error}", path, error.errno) from error
+
+    async def believed(self, subject: Subject, seen: SeenArtifact) -> SeenArtifact:
+        """Look again at an entry of another owner, once it is known who I am there (a squashed mount)."""
+        if seen.what != "untrusted" or self.level is not None:
+            return seen
+        await self.ready()
+        return await self.run(_store.read_artifact(await self.layout(), subject), abandon=True)
+
+    def note(self, key: Key, subject: Subject, seen: SeenArtifact) -> None:
+        """Count and tell of an entry that was no good; it is a miss, and heals."""
+        if seen.what == "bad":
+            event = _events.CorruptEntry(
+                key=key, path=subject.paths.art, reason="it does not pass its own check"
+            )
+            self._report.tell(event, corrupt=1)
+            if self._settings.strict:
+                raise CorruptEntryError("a cache entry does not pass its own check", subject.paths.art)
+        elif seen.what == "untrusted":
+            event2 = _events.UntrustedEntry(key=key, path=subject.paths.art, owner=seen.owner)
+            self._report.tell(event2, untrusted=1)
+
+    async def touch(self, subject: Subject, seen: SeenArtifact) -> None:
+        """Refresh an entry's recency after a hit, when it is older than ``recency_grain``; best effort."""
+        layout = await self.layout()
+        if self._settings.mode == "readonly":
+            return
+        if _policy.needs_touch(time.time() - seen.used, self._settings.recency_grain, layout.network):
+            await self.run(_store.touch(subject.paths.art))

@@ -1,0 +1,273 @@
+"""Running a compiler under the guard: a private workspace, bounded output, and one way to stop it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+import anyio
+import anyio.lowlevel
+
+from acache._errors import CompilerNotFoundError, CompileTimeoutError
+from acache._frames import encode
+from acache._guardlink import Guard, GuardLostError, in_thread, not_started
+from acache._models import CompileFailure, Completed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from acache._errors import CompilerCrashedError
+
+__all__ = ["OUTPUT_LIMIT", "GuardLostError", "GuardedWorkspace", "LeaseOrders", "open_workspace", "run_tool"]
+
+OUTPUT_LIMIT = 1 << 20
+"""Bytes kept of each of stdout and stderr, unless a run says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOrders:
+    """Which lease a guard is to beat (LEASE_PROTOCOL: Beat)."""
+
+    slot: str
+    """Path of the holder's slot."""
+    successor: str
+    """Path of the only slot that can follow it."""
+    nonce: str
+    """The holder's nonce, 32 hex digits."""
+    interval: float
+    """Seconds between beats; the first comes one interval after the orders."""
+    folder: str | None
+    """The slot's folder on a network mount, to be opened before each beat; None on local disks."""
+    counter: int = 0
+    """The counter as it stands in the record; the first beat writes the next number."""
+
+    def frame(self) -> bytes:
+        """Return the orders as the guard reads them."""
+        return encode(
+            "lease",
+            os.fsencode(self.slot),
+            os.fsencode(self.successor),
+            self.nonce.encode(),
+            repr(float(self.interval)).encode(),
+            os.fsencode(self.folder or ""),
+            str(self.counter).encode(),
+        )
+
+
+@final
+class GuardedWorkspace:
+    """A private folder for one compile, and the one way to run programs in it; see `open_workspace`."""
+
+    __slots__ = ("_guard", "_path", "_turn")
+
+    def __init__(self, guard: Guard, path: Path) -> None:
+        self._guard = guard
+        self._path = path
+        self._turn = anyio.Lock(fast_acquire=True)
+
+    @property
+    def path(self) -> Path:
+        """The folder: ``TMPDIR``, default working directory, place of outputs; gone after the block."""
+        return self._path
+
+    async def hold(self, orders: LeaseOrders) -> None:
+        """Let the guard beat this lease from now on, instead of any other.
+
+        :raises GuardLostError: the guard was killed.
+        """
+        await self._guard.send(orders.frame())
+
+    async def idle(self) -> None:
+        """Let the guard stop beating; a beat that is under way may still end, and harms nobody.
+
+        :raises GuardLostError: the guard was killed.
+        """
+        await self._guard.send(encode("idle"))
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+    ) -> Completed:
+        """Run a program under the guard and wait for it (not for the end of its output).
+
+        :param argv: the program and its arguments. A bare name is looked up on the ``PATH`` of ``env``,
+            else of this process; a relative path starts from this process's working directory.
+        :param env: the whole environment, plus ``TMPDIR`` (always the workspace) and, if it names none, this
+            process's ``PATH``: compilers look there for their assembler and linker. Nothing else is
+            inherited, so that nothing undeclared can change the artifact.
+        :param stdin: what the program reads; nothing by default.
+        :param cwd: the workspace by default.
+        :param output_limit: bytes kept of each of stdout and stderr: half of it head, half tail.
+
+        Calls take turns. Cancellation stops the program and all that was started in this workspace before it
+        returns; the workspace is of no use after that.
+
+        :raises CompilerNotFoundError: there is no such program.
+        :raises CompilerCrashedError: it could not be started.
+        :raises GuardLostError: the guard was killed; what it left has been swept.
+        :raises ValueError: an argument or a variable that no system can pass on (NUL, "=" in a name).
+        """
+        if not argv:
+            raise ValueError("argv is empty")
+        await anyio.lowlevel.checkpoint()
+        async with self._turn:
+            frame = await self._prepared(argv, env, stdin, cwd, output_limit)
+            settled = False
+            try:
+                await self._guard.send(frame)
+                outcome = await self._outcome(tuple(argv))
+                settled = True
+            finally:
+                if not settled:
+                    self._guard.dismiss()
+                    await self._guard.gone()
+        if isinstance(outcome, Completed):
+            return outcome
+        raise outcome
+
+    async def _prepared(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None,
+        stdin: bytes | None,
+        cwd: str | os.PathLike[str] | None,
+        limit: int,
+    ) -> bytes:
+        """Make the frame of a run, in a thread: a PATH may lead to slow disks."""
+        variables = dict(env or {})
+        variables.setdefault("PATH", os.environ.get("PATH", os.defpath))
+        variables["TMPDIR"] = str(self._path)
+        for name, value in variables.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"no such environment variable can be: {name!r}")
+        if any("\0" in argument for argument in argv):
+            raise ValueError("an argument holds a NUL character")
+
+        def prepare() -> bytes:
+            program = shutil.which(argv[0], path=variables["PATH"])
+            if program is None:
+                text = f"{argv[0]}: no such program, or not executable"
+                raise CompilerNotFoundError(CompileFailure(reason="missing", text=text))
+            source = b""
+            if stdin is not None:
+                fd, name = tempfile.mkstemp(prefix=".stdin-", dir=self._path)
+                source = os.fsencode(name)
+                with open(fd, "wb") as file:
+                    file.write(stdin)
+            words = [os.fsencode(os.path.abspath(program)), *map(os.fsencode, argv[1:])]
+            return encode(
+                "run",
+                words[0],
+                os.fsencode(cwd or self._path),
+                source,
+                str(limit).encode(),
+                str(len(words)).encode(),
+                *words,
+                *[os.fsencode(f"{name}={value}") for name, value in variables.items()],
+            )
+
+        try:
+            return await in_thread(prepare)
+        except OSError as error:
+            raise not_started(f"{argv[0]}: {error}", error.errno) from error
+
+    async def _outcome(self, argv: tuple[str, ...]) -> Completed | CompilerCrashedError:
+        while True:
+            kind, fields = await self._guard.receive()
+            match kind:
+                case "started":
+                    self._guard.program = (int(fields[0]), int(fields[1]))
+                case "failed":
+                    return not_started(f"{argv[0]}: {fields[1].decode(errors='replace')}")
+                case "oops":
+                    raise GuardLostError(fields[0].decode(errors="replace"))
+                case "exit":
+                    number, wall, cpu, lost_out, lost_err = map(int, fields[1:6])
+                    ended = fields[0] == b"exit"
+                    return Completed(
+                        argv=argv,
+                        exit_status=number if ended else None,
+                        signal=None if ended else number,
+                        stdout=fields[6],
+                        stderr=fields[7],
+                        seconds=wall / 1e6,
+                        cpu_seconds=cpu / 1e6,
+                        stdout_dropped=lost_out,
+                        stderr_dropped=lost_err,
+                    )
+
+
+@asynccontextmanager
+async def open_workspace(
+    *, grace: float, lease: LeaseOrders | None = None
+) -> AsyncIterator[GuardedWorkspace]:
+    """Start a guard with a private workspace; leaving the block stops all that runs there and removes it.
+
+    :param grace: seconds between TERM and KILL, for programs that still run when the block is left.
+    :param lease: a lease to beat from the start.
+
+    Leaving waits, shielded from cancellation and for at most the grace and some seconds, until every process
+    is gone. Where a native ``Task.cancel()`` breaks that wait off, the guard, which knows already, ends by
+    itself, and a thread reaps it.
+
+    :raises CompilerCrashedError: the guard cannot be started, or finds no room for a workspace.
+    :raises GuardLostError: the guard was killed at once.
+    """
+    try:
+        guard = Guard(grace)
+    except OSError as error:
+        raise not_started(f"the guard could not be started: {error}", error.errno) from error
+    try:
+        await guard.start()
+        if lease is not None:
+            await guard.send(lease.frame())
+        kind, fields = await guard.receive()
+        if kind != "ready":
+            raise not_started(f"the guard could not begin: {fields[0].decode(errors='replace')}")
+        guard.workspace = os.fsdecode(fields[0])
+        yield GuardedWorkspace(guard, Path(guard.workspace))
+    finally:
+        await guard.leave()
+
+
+async def run_tool(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    timeout: float,
+    grace: float = 1.0,
+) -> Completed:
+    """Run one program in a throw-away workspace without a lease; arguments as of `GuardedWorkspace.run`.
+
+    If its guard is killed, it runs once more. Cancellation stops it and all that it started.
+
+    :param timeout: seconds, the guard's start included; then TERM, ``grace`` seconds, KILL.
+    :raises CompileTimeoutError: it took longer.
+    :raises CompilerNotFoundError: there is no such program.
+    :raises CompilerCrashedError: it, or its guard, could not be started, or two guards were killed.
+    """
+    began = time.monotonic()
+    with anyio.move_on_after(timeout):
+        for _ in range(2):
+            try:
+                async with open_workspace(grace=grace) as workspace:
+                    return await workspace.run(argv, env=env, stdin=stdin, cwd=cwd)
+            except GuardLostError:
+                continue
+        raise not_started(f"{argv[0]}: its guard was killed, twice")
+    raise CompileTimeoutError(
+        CompileFailure(reason="timeout", text=f"{argv[0]}: stopped", seconds=time.monotonic() - began)
+    )
