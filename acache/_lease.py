@@ -203,7 +203,7 @@ class Coordinator:
                     assert_never(action)
             if landing is not None:
                 return landing
-            seen = await self._look_again(errand, seen, wait.lost(anyio.current_time()).at)
+            seen = await self._look_now(errand)
 
     def _steps(self, errand: _Errand, *, first: bool) -> Steps[Sighting]:
         wait = errand.wait
@@ -231,15 +231,27 @@ class Coordinator:
 
     async def _look_again(self, errand: _Errand, seen: Sighting, at: float) -> Sighting:
         """Look at that time, or when a slot is granted, or (without a new look) at the deadline."""
-        look = partial(perform, self._steps(errand, first=False), self._directory.fs)
         subscribe = errand.claim.subscribe if errand.claim and not errand.claim.granted else None
         with errand.flight.until_deadline():
-            try:
-                return await self._poller.look(look, at, subscribe=subscribe)
-            except OSError as error:
-                self._directory.fault("look", error, errand.key)
-                return Sighting(chain=Chain(broken=error.strerror or str(error)))
+            return await self._poll(errand, at, subscribe)
         return seen
+
+    async def _look_now(self, errand: _Errand) -> Sighting:
+        """Look for what just happened: somebody took the slot, or made the artifact while we compiled.
+
+        The deadline does not cut this short: to miss that artifact would mean to compile again.
+        """
+        return await self._poll(errand, errand.wait.lost(anyio.current_time()).at, None)
+
+    async def _poll(
+        self, errand: _Errand, at: float, subscribe: Callable[[Callable[[], None]], object] | None
+    ) -> Sighting:
+        look = partial(perform, self._steps(errand, first=False), self._directory.fs)
+        try:
+            return await self._poller.look(look, at, subscribe=subscribe)
+        except OSError as error:
+            self._directory.fault("look", error, errand.key)
+            return Sighting(chain=Chain(broken=error.strerror or str(error)))
 
     def _tell_waiting(self, errand: _Errand, seen: Sighting) -> None:
         tail = seen.chain.tail

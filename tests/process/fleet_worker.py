@@ -1,0 +1,81 @@
+"""One process of a fleet: reads its orders, says ready, waits for the release, compiles, and reports.
+
+Orders are one line of JSON on stdin, the release a second line; the report is one line of JSON on stdout.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import sys
+import time
+
+import anyio
+
+import acache
+from acache.compilers import Cc, Command, Tileiras
+
+
+def request_of(orders):
+    kind = orders.get("compiler", "slow")
+    if kind == "slow":
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "slow_compiler.py")
+        words = [orders["log"], str(orders.get("seconds", 0)), orders.get("mode", "ok"), "out"]
+        argv = [sys.executable, "-I", "-S", script, *words]
+        token = ("ACACHE_TEST_TOKEN",) if "ACACHE_TEST_TOKEN" in os.environ else ()
+        return Command(argv, outputs=["out"], toolchain=script, env=token).request(
+            orders.get("source", "source"), label=orders.get("label")
+        )
+    if kind == "cc":
+        compiler = Cc(orders["executable"], options=["-O2"], toolchain=orders["toolchain"])
+        return compiler.request(orders["source"], label="cc", language="c++")
+    compiler = Tileiras("sm_100", executable=orders["executable"], toolchain=orders["toolchain"])
+    return compiler.request(bytes.fromhex(orders["source"]), label="tileiras")
+
+
+async def work(orders):
+    settings = acache.Settings(**orders.get("settings", {}))
+    events = []
+    report = {"pid": os.getpid()}
+
+    def on_event(event):
+        events.append(type(event).__name__)
+
+    async with acache.Cache(orders.get("directory"), settings=settings, on_event=on_event) as cache:
+        request = request_of(orders)
+        await cache.key_of(request)  # the toolchain is read before the release
+        print("ready", flush=True)
+        await anyio.to_thread.run_sync(sys.stdin.readline)
+        began = time.time()
+        for attempt in range(orders.get("calls", 1)):
+            try:
+                artifact = await cache.compile(request, max_wait=orders.get("max_wait"))
+            except acache.CompileError as error:
+                report["error"] = {
+                    "type": type(error).__name__,
+                    "text": error.failure.text,
+                    "reason": error.failure.reason,
+                    "deterministic": error.failure.deterministic,
+                }
+            else:
+                report["origin"] = artifact.origin.value
+                report["digest"] = hashlib.sha256(artifact.data).hexdigest()
+            report.setdefault("at", time.time())
+            report["attempts"] = attempt + 1
+        report["seconds"] = report["at"] - began
+        stats = cache.stats()
+        report["stats"] = {name: getattr(stats, name) for name in stats.__dataclass_fields__}
+        report["events"] = events
+    print(json.dumps(report), flush=True)
+
+
+def main():
+    orders = json.loads(sys.stdin.readline())
+    backend, options = orders["backend"]
+    anyio.run(functools.partial(work, orders), backend=backend, backend_options=options)
+
+
+if __name__ == "__main__":
+    main()
