@@ -30,7 +30,15 @@ from acache._jobs import CoroutineJob, RequestJob
 from acache._keys import Key
 from acache._lease import Coordinator
 from acache._memory import Memory
-from acache._models import Artifact, CompileFailure, EntryInfo, Origin, Request, Status
+from acache._models import (
+    Artifact,
+    CompileFailure,
+    EntryInfo,
+    Origin,
+    PreparingCompiler,
+    Request,
+    Status,
+)
 from acache._poller import Poller
 from acache._report import Report
 from acache._settings import Settings
@@ -221,6 +229,7 @@ class Cache:
         :raises CompilerNotFoundError: the compiler is not installed; says what to install.
         """
         live = self._open_here()
+        request = await prepared(request)
         key = await self.key_of(request)
         settings = live.settings
         job = RequestJob(request, settings.kill_grace, settings.heartbeat_interval)
@@ -232,12 +241,10 @@ class Cache:
         :raises CompilerNotFoundError: there is no toolchain to fingerprint.
         :raises KeyDerivationError: an input has no canonical form.
         """
-        self._open_here()
-        if not isinstance(request, Request):
-            raise TypeError(f"make a Request with a compiler's .request(...), not {type(request).__name__}")
+        live = self._open_here()
+        request = await prepared(request)
         fields = await request.compiler.key_fields(request)
-        await lowlevel.checkpoint()
-        return _keys.key(**fields)
+        return await live.workers.run(partial(_keys.key, **fields), abandon=True)
 
     async def _obtain(
         self, live: _Live, key: Key, job: Job, max_wait: float | None, on_abandon: OnAbandon | None
@@ -375,7 +382,10 @@ class Cache:
             return kept
 
     async def status(self, key: Key) -> Status:
-        """Say what is known of a key now: absent, present, or who compiles it. Cancellation leaves at once."""
+        """Say what is known of a key now: absent, present, or who compiles it.
+
+        Cancellation leaves at once.
+        """
         live = self._open_here()
         check_key(key)
         directory = live.directory
@@ -390,7 +400,10 @@ class Cache:
     # --- the whole directory -------------------------------------------------------------------
 
     async def entries(self) -> list[EntryInfo]:
-        """Return what every readable entry of this namespace says of itself. Cancellation leaves at once."""
+        """Return what every readable entry of this namespace says of itself.
+
+        Cancellation leaves at once.
+        """
         live = self._open_here()
         directory = live.directory
         layout = await directory.layout()
@@ -474,6 +487,18 @@ class _Live:
     def close(self) -> None:
         self.beats.close()
         self.workers.close()
+
+
+async def prepared(request: Request) -> Request:
+    """Let the compiler read what the request refers to, once for its key and its compile.
+
+    :raises TypeError: not a request.
+    """
+    if not isinstance(request, Request):
+        raise TypeError(f"make a Request with a compiler's .request(...), not {type(request).__name__}")
+    if isinstance(request.compiler, PreparingCompiler):
+        return await request.compiler.prepare(request)
+    return request
 
 
 def check_seconds(name: str, value: float) -> float:

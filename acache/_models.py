@@ -24,12 +24,13 @@ __all__ = [
     "EntryInfo",
     "FailureReason",
     "Origin",
+    "PreparingCompiler",
     "Request",
     "Status",
     "Workspace",
 ]
 
-JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 FailureReason = Literal["diagnostic", "exit", "signal", "timeout", "spawn", "missing", "memory", "disk"]
 
@@ -313,6 +314,15 @@ class Compiler(Protocol):
 
         :raises CompileError: with the compiler's own text.
         """
+        ...
+
+
+@runtime_checkable
+class PreparingCompiler(Compiler, Protocol):
+    """A compiler that reads what a request refers to once, so that what is keyed is what is compiled."""
+
+    async def prepare(self, request: Request) -> Request:
+        """Return a request that carries all it refers to; one that does already is returned as it is."""
         ...
 
 
