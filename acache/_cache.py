@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import random
 import time
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, final
 
 import anyio
 from anyio import lowlevel
@@ -58,10 +58,9 @@ if TYPE_CHECKING:
     from acache._jobs import Job
     from acache._lease import Landing
     from acache._protocol import Sighting
+    from acache._settings import OnAbandon
 
 __all__ = ["Cache"]
-
-OnAbandon = Literal["finish", "stop"]
 
 _ERRORS: dict[str, type[CompileError]] = {
     "timeout": CompileTimeoutError,
@@ -278,6 +277,9 @@ class Cache:
             live.memory.put(key, landing, landing.size)
         return landing
 
+    def _abandoned(self, key: Key, action: OnAbandon) -> None:
+        self._report.tell(_events.Abandoned(key=key, action=action))
+
     # --- single entries ------------------------------------------------------------------------
 
     def get_nowait(self, key: Key) -> Artifact | None:
@@ -455,11 +457,10 @@ class _Live:
         self.group = group
         self.pid = os.getpid()
         self.loop = lowlevel.current_token().native_token
-        self.context: Context = copy_context()
         self.namespace = cache._namespace
         self.workers = workers
         self.memory: Memory[Artifact] = Memory(settings.memory_bytes)
-        self.flights: Flights[Landing] = Flights(group, self.context)
+        self.flights: Flights[Landing] = Flights(group, copy_context(), cache._abandoned)
         self.directory = Directory(root, settings, self.workers, cache._report, cache._fs)
         self.beats = Beats(cache._fs, settings.heartbeat_interval)
         poller: Poller[Sighting] = Poller(self.workers)

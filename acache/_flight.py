@@ -9,7 +9,7 @@ newcomer joins a dying flight. A flight never raises into the task group that ow
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from acache._keys import Key
+    from acache._settings import OnAbandon
 
 __all__ = ["Flight", "Flights"]
 
@@ -77,11 +78,15 @@ class Flights(Generic[T]):
 
     :param group: the task group that runs them.
     :param context: the context they start in.
+    :param abandoned: is told when the last caller of a flight has left it, and what is done about it.
     """
 
-    def __init__(self, group: TaskGroup, context: Context) -> None:
+    def __init__(
+        self, group: TaskGroup, context: Context, abandoned: Callable[[Key, OnAbandon], object]
+    ) -> None:
         self._group = group
         self._context = context
+        self._abandoned = abandoned
         self._flying: dict[Key, Flight[T]] = {}
         self._closing = False
 
@@ -98,7 +103,7 @@ class Flights(Generic[T]):
         work: Callable[[Flight[T]], Awaitable[T]],
         *,
         deadline: float,
-        on_abandon: Literal["finish", "stop"],
+        on_abandon: OnAbandon,
     ) -> T:
         """Join the flight for ``key``, or start one with ``work``, and return its result.
 
@@ -115,9 +120,11 @@ class Flights(Generic[T]):
             await flight.landed.wait()
         finally:
             flight.leave(ticket)
-            if not flight.callers and not flight.landed.is_set() and on_abandon == "stop":
-                self._detach(flight)
-                flight.scope.cancel()
+            if not flight.callers and not flight.landed.is_set():
+                self._abandoned(key, on_abandon)
+                if on_abandon == "stop":
+                    self._detach(flight)
+                    flight.scope.cancel()
         if flight.error is not None:
             raise flight.error
         assert flight.result is not None
