@@ -28,11 +28,11 @@ import json
 import re
 import struct
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import xxhash
 
-from acache._models import JSON, Artifact, Buffer, CompileFailure
+from acache._models import JSON, Artifact, Buffer, CompileFailure, FailureReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -249,16 +249,20 @@ def decode_entry(data: Buffer, *, key: str | None, namespace: str | None, parts:
     if parts and len(view) != total:
         raise FormatError(f"{len(view)} bytes instead of {total}")
     try:
-        header = json.loads(bytes(body))
+        header = json.loads(bytes(body), parse_constant=_no_constant)
         if key is not None and (header["key"] != key or header["namespace"] != namespace):
             raise FormatError("the entry describes another key")
         entry = Entry(Kind(kind), header, _views(view, length, header) if parts else {}, total)
         _check_fields(entry)
     except FormatError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"the header makes no sense: {type(error).__name__}: {error}") from None
     return entry
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _check_fields(entry: Entry) -> None:
@@ -271,7 +275,10 @@ def _check_fields(entry: Entry) -> None:
             raise FormatError("an artifact without parts")
         _ = entry.metadata
     elif entry.kind is Kind.FAILURE:
-        _ = entry.failure.summary, entry.holder
+        failure = entry.failure
+        if failure.reason not in get_args(FailureReason) or not isinstance(failure.text, str):
+            raise FormatError("a failure without a reason")
+        _ = failure.summary, entry.holder
 
 
 def _views(view: memoryview, header_length: int, header: Mapping[str, Any]) -> dict[str, memoryview]:
@@ -280,7 +287,8 @@ def _views(view: memoryview, header_length: int, header: Mapping[str, Any]) -> d
     views: dict[str, memoryview] = {}
     for name, offset, length, digest in header.get("parts") or ():
         part = view[start + offset : start + offset + length]
-        if offset < 0 or len(part) != length or xxhash.xxh3_128_hexdigest(part) != digest:
+        whole = isinstance(name, str) and offset >= 0 and len(part) == length
+        if not whole or xxhash.xxh3_128_hexdigest(part) != digest:
             raise FormatError(f"the check of part {name!r} fails")
         views[name] = part
     return views
@@ -296,6 +304,7 @@ _CHECK = slice(106, 138)
 _TAIL_AT = 138
 NONCE = re.compile(rb"[0-9a-f]{32}")
 CLOSED, HEDGE = 1, 2
+MOST_MS = 10**10 - 1
 TAIL_FIELDS = ("boot_id", "pidns", "timens", "pid", "starttime", "host", "usual_ms", "label")
 
 
@@ -347,8 +356,8 @@ def encode_record(record: Record) -> bytes:
         RECORD_MAGIC,
         RECORD_VERSION,
         record.nonce.encode(),
-        record.ttl_ms,
-        record.interval_ms,
+        min(record.ttl_ms, MOST_MS),
+        min(record.interval_ms, MOST_MS),
         flags,
     )
     rest = text.ljust(RECORD_BYTES - 1 - _TAIL_AT) + b"\n"

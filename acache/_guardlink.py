@@ -185,10 +185,13 @@ class Guard:
     async def _lost(self) -> None:
         if self.dismissed:
             raise RuntimeError("this workspace is closed: its compile was cancelled, or its block was left")
+        with contextlib.suppress(OSError):  # its last words, if it had any
+            self._inbox.extend(self._decoder.feed(self._link.recv(1 << 18)))
+        words = [fields[0].decode(errors="replace") for kind, fields in self._inbox if kind == "oops"]
         self.dismiss()
         await self.gone()
         code = self._process.returncode if self._process else None
-        raise GuardLostError(f"the guard ended by itself (status {code})")
+        raise GuardLostError(": ".join([f"the guard ended by itself (status {code})", *words]))
 
     # Stop.
 

@@ -404,12 +404,21 @@ def default_directory(environ: Mapping[str, str] | None = None) -> Directory:
             return Directory(Path(expanded).absolute(), "ACACHE_DIR is set")
         lost = f"ACACHE_DIR={named} needs a home folder, and none is known"
     else:
-        from platformdirs import user_cache_dir  # imported only when nobody names a folder
-
-        folder = user_cache_dir("acache", appauthor=False)
-        if os.path.isabs(folder):
-            return Directory(Path(folder), "the user's cache folder")
+        folder = _user_folder()
+        if folder is not None:
+            return Directory(folder, "the user's cache folder")
     return Directory(_temporary_folder(), f"the temporary folder, since {lost}")
+
+
+def _user_folder() -> Path | None:
+    from platformdirs import user_cache_dir  # imported only when nobody names a folder
+
+    try:
+        folder = user_cache_dir("acache", appauthor=False)
+    except (RuntimeError, OSError, KeyError):
+        return None
+    # Without a home, some versions raise, and some answer with "~" left in place.
+    return Path(folder) if os.path.isabs(folder) else None
 
 
 def _temporary_folder() -> Path:

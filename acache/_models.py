@@ -289,8 +289,8 @@ class Workspace(Protocol):
     ) -> Completed:
         """Run a program under the guard and wait for it.
 
-        ``env`` is the whole environment (plus ``TMPDIR``); none: only ``TMPDIR``. Cancellation stops the
-        program and all that it started before it returns.
+        ``env`` is the whole environment, plus ``TMPDIR`` and, where it names none, this process's ``PATH``.
+        Cancellation stops the program and all that it started before it returns.
 
         :raises CompilerNotFoundError: there is no such program.
         :raises CompilerCrashedError: it could not be started.

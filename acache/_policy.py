@@ -58,8 +58,8 @@ grace looks; or without any leases."""
 
 # File systems over object stores and HDFS: a rename is a copy, there are no hard links, an exclusive create
 # is decided by one client alone, or files are only written from front to back. A probe by one client cannot
-# see that. FUSE file systems are listed as "fuse.<subtype>" (mount.fuse(8)); those without a subtype are known
-# by their source: mountpoint-s3 mounts as "fuse" from "mountpoint-s3" (its cli.rs), HDFS's helper as
+# see that. FUSE file systems are listed as "fuse.<subtype>" (mount.fuse(8)); those without a subtype are
+# known by their source: mountpoint-s3 mounts as "fuse" from "mountpoint-s3" (its cli.rs), HDFS's helper as
 # "fuse.fuse_dfs", or as "fuse" from "fuse_dfs".
 _DENIED = frozenset(
     {

@@ -364,6 +364,8 @@ class Wait:
             if not slot.record.closed and not slot.record.torn:
                 self.watched.add(slot.record.nonce)
         tail = chain.tail
+        if tail is not None:
+            self._vanished = None  # each lease that goes away has a grace of its own
         if tail is None:
             self._tail = None
         elif self._tail is None or self._tail.nonce != tail.record.nonce:

@@ -239,13 +239,13 @@ def _lives(pid: int, started: int) -> bool:
 
 
 def make_workspace(temp: bytes) -> tuple[bytes, bytes, bool]:
-    """Make and lock ``<temp>/acache-<uid>/<pid>-<start time>``, for nobody but us.
+    """Make and lock ``<temp>/acache-work-<uid>/<pid>-<start time>``, for nobody but us.
 
     :returns: the home of all workspaces, the new one, and whether that home is this one's alone, since
         the usual name is taken by somebody else.
     :raises OSError: there is no room, or the folder cannot be written.
     """
-    home = b"%s/acache-%d" % (temp, posix.geteuid())
+    home = b"%s/acache-work-%d" % (temp, posix.geteuid())
     alone = not _private(home)
     if alone:
         home += b"-" + _random()

@@ -21,7 +21,9 @@ from acache._errors import (
 )
 from acache._models import CompileFailure
 
-DIAGNOSTIC = CompileFailure("diagnostic", "k.cu:3:1: error: no such type\n", 1, seconds=0.5, deterministic=True)
+DIAGNOSTIC = CompileFailure(
+    "diagnostic", "k.cu:3:1: error: no such type\n", 1, seconds=0.5, deterministic=True
+)
 COMPILE_ERRORS = [CompileError, CompileTimeoutError, CompilerCrashedError, CompilerNotFoundError]
 STORE_ERRORS = [StoreError, CorruptEntryError]
 

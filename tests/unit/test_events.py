@@ -76,9 +76,9 @@ def test_what_an_event_is_about_may_be_unknown():
 
 def test_stats_have_exactly_the_counters_of_the_design():
     names = """
-        memory_hits disk_hits peer_hits remote_hits misses compiles compile_failures coalesced takeovers hedges
-        deadline_compiles uncoordinated_compiles published evicted corrupt untrusted store_errors bytes_read
-        bytes_written compile_seconds wait_seconds
+        memory_hits disk_hits peer_hits remote_hits misses compiles compile_failures coalesced takeovers
+        hedges deadline_compiles uncoordinated_compiles published evicted corrupt untrusted store_errors
+        bytes_read bytes_written compile_seconds wait_seconds
     """
     assert [field.name for field in dataclasses.fields(Stats)] == names.split()
     assert set(dataclasses.astuple(Stats())) == {0}

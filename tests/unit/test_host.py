@@ -1,10 +1,11 @@
-"""Host: identities and deaths on real processes, mounts and quotas on made-up ``/proc`` trees, the default folder."""
+"""Host: deaths of real processes, mounts and quotas on made-up ``/proc`` trees, the default folder."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import pwd
 import signal
@@ -15,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from acache._host import (
@@ -88,7 +90,8 @@ before = my_identity()
 read, write = os.pipe()
 if os.fork() == 0:
     after = my_identity()
-    os.write(write, f"{after.pid == os.getpid()} {after.pid != before.pid} {after.starttime is not None}".encode())
+    verdicts = after.pid == os.getpid(), after.pid != before.pid, after.starttime is not None
+    os.write(write, " ".join(map(str, verdicts)).encode())
     os._exit(0)
 os.wait()
 print(os.read(read, 100).decode(), my_identity() == before)
@@ -101,7 +104,7 @@ def fake_proc(tmp_path, *, nspid=None, pid=None, time_namespace="time:[402653183
     """Make a ``/proc`` of just what is read of it."""
     pid = os.getpid() if pid is None else pid
     proc = tmp_path / "proc"
-    stat = f"{pid} (python) S " + " ".join(["0"] * 15) + f" 1 0 4242 {' '.join(['0'] * 30)}\n"
+    stat = f"{pid} (python) S " + " ".join(["0"] * 16) + f" 1 0 4242 {' '.join(['0'] * 30)}\n"
     for name in ("self", str(os.getpid())):
         (proc / name / "ns").mkdir(parents=True, exist_ok=True)
         (proc / name / "stat").write_text(stat)
@@ -225,8 +228,12 @@ def test_a_number_that_is_no_pid_signals_nobody_and_proves_nothing(pid):
 
 @pytest.mark.parametrize(
     ("error", "exists"),
-    [(PermissionError(errno.EPERM, ""), True), (ProcessLookupError(errno.ESRCH, ""), False)]
-    + [(OSError(errno.EINVAL, ""), None), (OverflowError(), None)],
+    [
+        (PermissionError(errno.EPERM, ""), True),
+        (ProcessLookupError(errno.ESRCH, ""), False),
+        (OSError(errno.EINVAL, ""), None),
+        (OverflowError(), None),
+    ],
     ids=["EPERM", "ESRCH", "EINVAL", "overflow"],
 )
 def test_only_esrch_means_gone(monkeypatch, tmp_path, error, exists):
@@ -332,8 +339,6 @@ def test_the_whole_way_on_real_processes():
     code = "from acache._host import my_identity; import json; print('ready', flush=True)"
     code += "; print(json.dumps(my_identity().as_record()), flush=True); input()"
     with python(code) as child:
-        import json
-
         theirs = json.loads(child.stdout.readline())
         assert theirs["pid"] == child.pid
         assert not judge_identity(mine, theirs, process_state(child.pid))
@@ -377,7 +382,12 @@ def test_the_longest_point_counts(tmp_path):
 
 
 def test_the_last_on_one_point_covers_the_others(tmp_path):
-    proc = write_mounts(tmp_path, ROOT, f"30 22 0:9 / {tmp_path} rw - xfs /dev/x rw", f"31 30 0:8 / {tmp_path} rw - tmpfs t rw")
+    proc = write_mounts(
+        tmp_path,
+        ROOT,
+        f"30 22 0:9 / {tmp_path} rw - xfs /dev/x rw",
+        f"31 30 0:8 / {tmp_path} rw - tmpfs t rw",
+    )
     assert mount_of(tmp_path, proc=proc).fstype == "tmpfs"
 
 
@@ -390,7 +400,9 @@ def test_octal_escapes(tmp_path):
     assert (mount.point, mount.source, mount.root) == (str(folder), "host:/my dir", "/sub dir")
 
 
-@pytest.mark.parametrize(("own", "whole", "read_only"), [("rw", "rw", False), ("ro", "rw", True), ("rw", "ro", True)])
+@pytest.mark.parametrize(
+    ("own", "whole", "read_only"), [("rw", "rw", False), ("ro", "rw", True), ("rw", "ro", True)]
+)
 def test_read_only_by_the_mount_or_the_file_system(tmp_path, own, whole, read_only):
     proc = write_mounts(tmp_path, f"22 1 8:1 / / {own},relatime - ext4 /dev/root {whole},errors=remount-ro")
     assert mount_of(tmp_path, proc=proc).read_only is read_only
@@ -589,6 +601,17 @@ def test_no_temporary_folder_either(monkeypatch):
     assert default_directory().path == Path(f"/tmp/acache-{os.getuid()}")
 
 
+@pytest.mark.parametrize("answer", ["~/.cache/acache", "relative/acache", RuntimeError, OSError, KeyError])
+def test_whatever_the_platform_says_without_a_home(homeless, monkeypatch, answer):
+    def user_cache_dir(name, appauthor):
+        if isinstance(answer, str):
+            return answer
+        raise answer
+
+    monkeypatch.setattr(platformdirs, "user_cache_dir", user_cache_dir)
+    assert default_directory().path == homeless / f"acache-{os.getuid()}"
+
+
 def test_a_relative_cache_home_is_not_followed(homeless, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert default_directory().path == homeless / f"acache-{os.getuid()}"
@@ -597,31 +620,29 @@ def test_a_relative_cache_home_is_not_followed(homeless, monkeypatch):
 @linux
 @pytest.mark.root
 def test_a_real_uid_without_password_entry(tmp_path):
-    uid = 54321
-    code = """
-import sys
-from acache._host import default_directory, my_identity, usable_cores
-found = default_directory()
+    # The user is changed inside the child, after the imports: this interpreter may be out of others' reach.
+    uid = 3141592
+    code = f"""
+import os
+from acache._host import default_directory, my_identity, process_state, usable_cores
+default_directory()
+os.setgroups([])
+os.setgid({uid})
+os.setuid({uid})
 assert usable_cores() >= 1
-assert my_identity().host
-print(found.path)
-assert "acache" in str(found.path)
+assert my_identity().proc_honest
+assert process_state(os.getppid()).exists  # EPERM, not ESRCH
+print(default_directory().path)
 """
     env = {name: value for name, value in ENV.items() if name not in ("HOME", "XDG_CACHE_HOME", "ACACHE_DIR")}
-    os.chmod(tmp_path, 0o777)
     done = subprocess.run(
-        [sys.executable, "-B", "-c", code],
-        env={**env, "TMPDIR": "/tmp"},
-        user=uid,
-        group=uid,
-        extra_groups=[],
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout == f"/tmp/acache-{uid}\n", done.stderr
-    assert not Path(f"/tmp/acache-{uid}").exists()
+    folder = Path(done.stdout.strip())
+    assert folder.name == f"acache-{uid}", done.stderr
+    assert folder.parent == Path(tempfile.gettempdir())
+    assert not folder.exists()
+    assert not list(tmp_path.iterdir())  # no folder named "~", nor any other
 
 
 def test_the_platform_s_rules_are_loaded_only_when_asked_for():
@@ -629,7 +650,7 @@ def test_the_platform_s_rules_are_loaded_only_when_asked_for():
 import sys
 from acache._host import default_directory
 default_directory({"ACACHE_DIR": "/x"})
-print("platformdirs" in sys.modules, "pwd" in sys.modules)
+print("platformdirs" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split()[0] == "False", done.stderr
+    assert done.stdout == "False\n", done.stderr

@@ -421,9 +421,9 @@ def test_two_keys_of_one_form_are_refused():
         def __fspath__(self):
             return "a"
 
-    with pytest.raises(KeyDerivationError, match="^x holds two elements with the same canonical form"):
+    with pytest.raises(KeyDerivationError, match=r"^x holds two elements with the same canonical form"):
         key(x={pathlib.PurePosixPath("a"), Spelled()})
-    with pytest.raises(KeyDerivationError, match="^x holds two keys with the same canonical form"):
+    with pytest.raises(KeyDerivationError, match=r"^x holds two keys with the same canonical form"):
         key(x={pathlib.PurePosixPath("a"): 1, Spelled(): 2})
 
 
@@ -445,7 +445,20 @@ def test_hex_and_bytes_and_back():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "ab", "A" * 64, "g" * 64, "a" * 63, "a" * 65, " " + "a" * 63, "a" * 62 + "\n\n", b"a" * 64, None, "٣" * 64]
+    "text",
+    [
+        "",
+        "ab",
+        "A" * 64,
+        "g" * 64,
+        "a" * 63,
+        "a" * 65,
+        " " + "a" * 63,
+        "a" * 62 + "\n\n",
+        b"a" * 64,
+        None,
+        "٣" * 64,
+    ],
 )
 def test_from_hex_says_what_it_wants(text):
     with pytest.raises(ValueError, match="64 lowercase hex digits"):

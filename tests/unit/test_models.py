@@ -109,7 +109,9 @@ def test_a_stamped_twin_shares_the_buffers():
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_an_artifact_travels(protocol):
-    one = Artifact({"a": memoryview(b"1"), "b": bytearray(b"2")}, {"x": [None, 1.5]})._stamped(Origin.DISK, "n")
+    one = Artifact({"a": memoryview(b"1"), "b": bytearray(b"2")}, {"x": [None, 1.5]})._stamped(
+        Origin.DISK, "n"
+    )
     for twin in (pickle.loads(pickle.dumps(one, protocol)), copy.deepcopy(one)):
         assert twin == one
         assert (twin.origin, twin._identity) == (Origin.DISK, "n")

@@ -136,7 +136,12 @@ def test_replace_keeps_what_was_given_and_adds_what_is_passed():
     assert dataclasses.replace(base).given == {"max_wait"}
     assert base.given == {"max_wait"}
     resolved = changed.resolve(VARIABLES)
-    assert (resolved.max_wait, resolved.hedge_after, resolved.strict, resolved.trust) == (30, 30, False, "any")
+    assert (resolved.max_wait, resolved.hedge_after, resolved.strict, resolved.trust) == (
+        30,
+        30,
+        False,
+        "any",
+    )
 
 
 @given(
@@ -278,14 +283,16 @@ def test_the_message_names_the_variable_that_is_to_be_changed():
     with pytest.raises(ValueError, match="ACACHE_LEASE_TTL=3") as caught:
         Settings.from_env({"ACACHE_LEASE_TTL": "3"})
     assert "lower heartbeat_interval to 0.6 or raise ACACHE_LEASE_TTL to 10" in str(caught.value)
-    with pytest.raises(ValueError, match="^ACACHE_HEARTBEAT_INTERVAL=4 must be below a third of lease_ttl=10"):
+    with pytest.raises(
+        ValueError, match=r"^ACACHE_HEARTBEAT_INTERVAL=4 must be below a third of lease_ttl=10"
+    ):
         Settings(lease_ttl=10).resolve({"ACACHE_HEARTBEAT_INTERVAL": "4"})
 
 
 def test_polls_are_in_order():
     with pytest.raises(ValueError, match="poll_min=2 must not be above poll_max=1; lower poll_min or raise"):
         Settings(poll_min=2)
-    with pytest.raises(ValueError, match="ACACHE_POLL_MAX=0.001; lower poll_min or raise ACACHE_POLL_MAX"):
+    with pytest.raises(ValueError, match=r"ACACHE_POLL_MAX=0\.001; lower poll_min or raise ACACHE_POLL_MAX"):
         Settings.from_env({"ACACHE_POLL_MAX": "0.001"})
     assert Settings(poll_min=1).poll_max == 1
 
@@ -328,4 +335,3 @@ def test_choices_in_any_case(text):
 @pytest.mark.parametrize("text", ["none", "None"])
 def test_none_where_a_field_allows_it(text):
     assert Settings.from_env({"ACACHE_HEDGE_AFTER": text}).hedge_after is None
-
