@@ -1,8 +1,8 @@
 """A compiler of known cost; run as ``python -I -S slow_compiler.py LOG SECONDS MODE OUTPUT``.
 
 It appends a line to LOG before anything else, so that a launch counts even when it fails. Then MODE: ``ok``
-sleeps, ``busy`` burns CPU; ``fail`` reports a diagnostic, ``crash`` dies by a signal, ``oom`` and ``full`` say
-that memory or disk ran out; ``hang`` and ``stubborn`` never end on their first launch (and are ``ok`` on
+sleeps, ``busy`` burns CPU; ``fail`` reports a diagnostic, ``crash`` dies by a signal, ``oom`` and ``full``
+say that memory or disk ran out; ``hang`` and ``stubborn`` never end on their first launch (and are ``ok`` on
 later ones), the latter also ignores TERM and starts a daemon in a session of its own.
 """
 

@@ -142,7 +142,7 @@ def test_a_failure_of_circumstances_is_shared_but_not_remembered(
     ):
         holder.release()
         until_now(lambda: launches(log) == 1)
-        reports = waiters.run() + [holder.workers[0].report()]
+        reports = [*waiters.run(), holder.workers[0].report()]
     assert launches(log) == 1
     assert {(report["error"]["reason"], report["error"]["type"]) for report in reports} == {(reason, kind)}
     with Fleet(1, anyio_backend, **orders) as later:
