@@ -28,11 +28,11 @@ def request_of(orders):
         return Command(argv, outputs=["out"], toolchain=script, env=token).request(
             orders.get("source", "source"), label=orders.get("label")
         )
-    if kind == "cc":
-        compiler = Cc(orders["executable"], options=["-O2"], toolchain=orders["toolchain"])
-        return compiler.request(orders["source"], label="cc", language="c++")
-    compiler = Tileiras("sm_100", executable=orders["executable"], toolchain=orders["toolchain"])
-    return compiler.request(bytes.fromhex(orders["source"]), label="tileiras")
+    from examples.kernels import CC_OPTIONS, GPU_NAME, catalogue
+
+    where = {"executable": orders["executable"], "toolchain": orders["toolchain"]}
+    compiler = Cc(options=CC_OPTIONS, **where) if kind == "cc" else Tileiras(GPU_NAME, **where)
+    return next(each for each in catalogue(kind) if each.name == orders["kernel"]).request(compiler)
 
 
 async def work(orders):
