@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from acache._format import Kind
 from acache._keys import Key
 from acache._models import EntryInfo, Status
 
 if TYPE_CHECKING:
+    from acache._format import Record
     from acache._protocol import Chain, Sighting
     from acache._store import Listed
 
 __all__ = ["entry_info", "holder_status", "status_of"]
+
+Verdict: TypeAlias = Literal["alive", "dead", "closing", "unknown"]
 
 
 def status_of(seen: Sighting) -> Status:
@@ -38,14 +41,17 @@ def holder_status(chain: Chain) -> Status | None:
         progress=record.progress if record.progress > 0 else None,
         usual=record.usual,
         label=label if isinstance(label, str) else None,
-        verdict="dead"
-        if chain.tail_is_dead
-        else "unknown"
-        if record.torn or record.counter <= 0
-        else "closing"
-        if record.closed
-        else "alive",
+        verdict=_verdict(chain.tail_is_dead, record),
     )
+
+
+def _verdict(dead: bool, record: Record) -> Verdict:
+    """Judge by one look: death may be certain, life takes two."""
+    if dead:
+        return "dead"
+    if record.closed:
+        return "closing"
+    return "unknown" if record.torn or record.counter <= 0 else "alive"
 
 
 def entry_info(item: Listed) -> EntryInfo | None:

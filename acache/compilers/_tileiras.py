@@ -184,7 +184,7 @@ class Tileiras:
         :raises CompilerNotFoundError: there is no tileiras.
         """
         prepared = _prepared(await self.prepare(request))
-        program = await in_thread(_find, self.executable)
+        program = await in_thread(find_tileiras, self.executable)
         await in_thread((workspace.path / "kernel.bc").write_bytes, prepared.data)
         argv = [program, "--gpu-name", self.gpu_name, "--opt-level", str(self.opt_level)]
         completed = await workspace.run(
@@ -208,7 +208,7 @@ def _prepared(request: Request) -> _Bytecode:
     return request.source
 
 
-def _find(executable: Location | None) -> str:
+def find_tileiras(executable: Location | None) -> str:
     """Return the path of tileiras: the one asked for, else the Python packages' own, else on PATH. Blocks."""
     if executable is not None:
         return find_program(executable, _HINT)
@@ -225,7 +225,7 @@ def _find(executable: Location | None) -> str:
 
 
 def _fingerprint(location: Location | None) -> str:
-    program = os.path.realpath(_find(location))
+    program = os.path.realpath(find_tileiras(location))
     root = Path(program).parent.parent
     parts = {os.path.realpath(path) for pattern in _PARTS for path in root.glob(pattern)}
     return digest_files([program, *parts])

@@ -322,9 +322,9 @@ async def test_a_kernel_that_the_target_cannot_run(build: Build) -> None:
 @real
 async def test_what_befalls_ptxas_is_no_fault_of_the_kernel(tmp_path: Path, build: Build) -> None:
     """tileiras says the same few words whether its ptxas refused, died or was never there."""
-    from acache.compilers._tileiras import _find
+    from acache.compilers._tileiras import find_tileiras
 
-    root = Path(_find(None)).parent.parent
+    root = Path(find_tileiras(None)).parent.parent
     for folder in ("lib", "nvvm"):
         (tmp_path / folder).symlink_to(root / folder)
     (tmp_path / "bin").mkdir()
