@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from acache.compilers._tileiras import _find as find_tileiras
+from acache.compilers._tileiras import find_tileiras
 from tests.process.fleet import Fleet, launches
 
 if TYPE_CHECKING:
