@@ -40,8 +40,12 @@ class Beats:
         """Begin to beat a lease."""
         self._held[lease.nonce] = _Beating(lease, lease.paths.folder if network else "")
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="acache-beats", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="acache-beats", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads to be had: unbeaten, the lease is taken over in time
+                return
+            self._thread = thread
 
     def drop(self, lease: Lease) -> None:
         """Beat it no more. A beat that is under way may still end: it checks the nonce itself."""

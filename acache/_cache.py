@@ -44,7 +44,7 @@ from acache._report import Report
 from acache._settings import Settings
 from acache._slots import Slots
 from acache._store import Subject, fresh_nonce
-from acache._threads import Workers
+from acache._threads import Crew, NoThreadError, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -68,6 +68,13 @@ _ERRORS: dict[str, type[CompileError]] = {
     "spawn": CompilerCrashedError,
     "missing": CompilerNotFoundError,
 }
+
+CLOSING_LIMIT = 5.0
+"""Seconds that a move in the directory may still take once the cache is closing."""
+LONGEST_WAIT = 1e8
+"""Seconds, as in the settings: nobody waits without a bound."""
+
+_hashers = Crew("acache_hashers", 4)
 
 
 def error_for(failure: CompileFailure) -> CompileError:
@@ -107,6 +114,7 @@ class Cache:
         self._report = Report(on_event)
         self._fs: FileSystem = OsFileSystem()
         self._live: _Live | None = None
+        self._entering = False
         self._over = False
 
     def __repr__(self) -> str:
@@ -121,16 +129,22 @@ class Cache:
         :raises CacheClosedError: it was entered before; make a new one.
         :raises ValueError: a setting in the environment is no good.
         """
-        if self._live is not None or self._over:
+        if self._entering or self._live is not None or self._over:
             raise CacheClosedError("a Cache is entered once; make a new one: async with acache.Cache(...)")
+        self._entering = True
         workers = Workers()
         try:
-            settings, root = await workers.run(self._resolve, abandon=True)
+            try:
+                settings, root = await workers.run(self._resolve, abandon=True)
+            except OSError:  # no thread to be had, or none that answers
+                settings, root = self._resolve()
             group = anyio.create_task_group()
             await group.__aenter__()
         except BaseException:
             workers.close()
             raise
+        finally:
+            self._entering = False
         self._live = _Live(self, root, settings, group, workers)
         return self
 
@@ -140,24 +154,30 @@ class Cache:
         root = self._given_directory
         if root is None:
             root = os.fspath(_host.default_directory(os.environ).path)
-        return settings, os.path.abspath(root)
+        try:
+            return settings, os.path.abspath(root)
+        except OSError:  # a relative path, and the working directory is gone: the cache will say so
+            return settings, root
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Refuse new calls, stop compiles, wake waiters with `CacheClosedError`, give leases back.
 
-        Bounded: a hung disk is waited for at most some seconds. The body's own exception leaves as itself.
+        Bounded: a hung disk is waited for at most some seconds. The body's own exception leaves as itself,
+        but for a cancellation that only says that something in here broke: then that leaves.
         """
         live, self._live, self._over = self._live, None, True
         if live is None:
             return
+        broken = live.group.cancel_scope.cancel_called and isinstance(error, anyio.get_cancelled_exc_class())
         try:
             live.flights.close()
+            live.workers.hurry(CLOSING_LIMIT)
             live.group.cancel_scope.cancel()
             await live.group.__aexit__(None, None, None)
         except BaseException:
-            if error is None:
+            if error is None or broken:
                 raise
         finally:
             live.close()
@@ -211,6 +231,7 @@ class Cache:
         """
         live = self._open_here()
         check_key(key)
+        check_label(label)
         if not callable(compile):
             raise TypeError(
                 "compile must be an async function without arguments; wrap arguments with functools.partial"
@@ -228,6 +249,9 @@ class Cache:
         :raises CompilerNotFoundError: the compiler is not installed; says what to install.
         """
         live = self._open_here()
+        if max_wait is not None:
+            check_seconds("max_wait", max_wait)
+        check_abandon(on_abandon)
         request = await prepared(request)
         key = await self.key_of(request)
         settings = live.settings
@@ -240,18 +264,21 @@ class Cache:
         :raises CompilerNotFoundError: there is no toolchain to fingerprint.
         :raises KeyDerivationError: an input has no canonical form.
         """
-        live = self._open_here()
+        self._open_here()
         request = await prepared(request)
         fields = await request.compiler.key_fields(request)
-        return await live.workers.run(partial(_keys.key, **fields), abandon=True)
+        derive = partial(_keys.key, **fields)
+        try:
+            return await _hashers.run(derive)
+        except NoThreadError:  # a key is worth a pause of the loop
+            return derive()
 
     async def _obtain(
         self, live: _Live, key: Key, job: Job, max_wait: float | None, on_abandon: OnAbandon | None
     ) -> Artifact:
         settings = live.settings
         limit = settings.max_wait if max_wait is None else check_seconds("max_wait", max_wait)
-        if on_abandon not in (None, "finish", "stop"):
-            raise ValueError(f"on_abandon must be 'finish' or 'stop', not {on_abandon!r}")
+        check_abandon(on_abandon)
         if settings.mode in ("on", "readonly"):
             kept = self.get_nowait(key)
             if kept is not None:
@@ -335,6 +362,7 @@ class Cache:
         """
         live = self._open_here()
         check_key(key)
+        check_label(label)
         if not isinstance(artifact, Artifact):
             artifact = Artifact.of(artifact)
         if artifact.size > live.settings.max_entry_bytes:
@@ -348,6 +376,7 @@ class Cache:
         caption = live.caption(key, label)
         kept = artifact._stamped(artifact.origin or Origin.COMPILED, caption.nonce)
         chunks = encode_artifact(caption, artifact, 0.0)
+        await lowlevel.checkpoint_if_cancelled()
         live.memory.put(key, kept, artifact.size)
         if live.settings.mode == "readonly":
             await lowlevel.checkpoint()
@@ -372,6 +401,7 @@ class Cache:
         """Remove a key from memory and disk, a remembered failure too; True when there was an artifact."""
         live = self._open_here()
         check_key(key)
+        await lowlevel.checkpoint_if_cancelled()
         kept = live.memory.discard(key)
         if live.settings.mode in ("off", "readonly"):
             await lowlevel.checkpoint()
@@ -427,6 +457,7 @@ class Cache:
         Compiles under way go on. Cancellation leaves the rest in place.
         """
         live = self._open_here()
+        await lowlevel.checkpoint_if_cancelled()
         live.memory.clear()
         if live.settings.mode in ("off", "readonly"):
             await lowlevel.checkpoint()
@@ -497,6 +528,7 @@ async def prepared(request: Request) -> Request:
     """
     if not isinstance(request, Request):
         raise TypeError(f"make a Request with a compiler's .request(...), not {type(request).__name__}")
+    check_label(request.label)
     if isinstance(request.compiler, PreparingCompiler):
         return await request.compiler.prepare(request)
     return request
@@ -507,9 +539,27 @@ def check_seconds(name: str, value: float) -> float:
 
     :raises ValueError: names the argument.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise ValueError(f"{name} must be seconds, 0 or more, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_WAIT:
+        raise ValueError(f"{name} must be seconds, 0 or more and at most {LONGEST_WAIT:g}, not {value!r}")
     return value
+
+
+def check_abandon(value: object) -> None:
+    """Refuse what says nothing about an abandoned compile.
+
+    :raises ValueError: says what there is.
+    """
+    if value not in (None, "finish", "stop"):
+        raise ValueError(f"on_abandon must be 'finish' or 'stop', not {value!r}")
+
+
+def check_label(label: object) -> None:
+    """Refuse what is not a label.
+
+    :raises TypeError: names the argument.
+    """
+    if label is not None and not isinstance(label, str):
+        raise TypeError(f"label must be a str or None, not {type(label).__name__}")
 
 
 def check_key(key: object) -> None:

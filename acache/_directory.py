@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -47,7 +48,7 @@ class Directory:
         self, root: str, settings: Settings, workers: Workers, report: Report, fs: FileSystem
     ) -> None:
         self.root = root
-        self.level: Level | None = None
+        self._found: _store.Probe | None = None
         self._settings = settings
         self._workers = workers
         self._report = report
@@ -59,27 +60,39 @@ class Directory:
     async def layout(self) -> Layout:
         """Return what is known of the directory; the first call reads the mount table, off the loop."""
         if self._layout is None:
-            layout, mount = await self._workers.run(self._survey, abandon=True)
+            try:
+                layout, mount = await self._workers.run(self._survey, abandon=True)
+            except OSError:
+                return self.unsurveyed()  # no thread answers: what follows will say so
             if self._layout is None:
                 self._layout, self._mount = layout, mount
         return self._layout
 
+    def unsurveyed(self) -> Layout:
+        """Return a layout of which nothing was looked up, for those who will not touch the directory."""
+        return self._layout_on(None, _host.Identity(None, None, None, os.getpid(), None, "", False))
+
     def _survey(self) -> tuple[Layout, _host.Mount | None]:
-        mount = _host.mount_of(self.root)
+        try:
+            mount = _host.mount_of(self.root)
+        except OSError:
+            mount = None
+        return self._layout_on(mount, _host.my_identity()), mount
+
+    def _layout_on(self, mount: _host.Mount | None, identity: _host.Identity) -> Layout:
         kind = _policy.classify_mount(mount.fstype, mount.source) if mount else "network"
         settings = self._settings
-        layout = Layout(
+        return Layout(
             root=self.root,
             trust=Trust(
                 settings.trust, frozenset({os.geteuid()}), frozenset({os.getegid(), *os.getgroups()})
             ),
-            identity=_host.my_identity(),
+            identity=identity,
             network=kind != "local",
             durable=settings.durable,
             ttl=settings.lease_ttl,
             interval=settings.heartbeat_interval,
         )
-        return layout, mount
 
     async def run(self, steps: Steps[T], *, abandon: bool = False) -> T:
         """Run a move in one trip to a worker thread.
@@ -93,31 +106,43 @@ class Directory:
         """Find out once what the directory can do: before the first acquire, never on a hit.
 
         Each step down the ladder is one event and one warning, which name folder, mount and reason.
+
+        :raises StoreError: only with ``strict``, each time: processes cannot coordinate there.
         """
         async with self._probing:
-            if self.level is not None:
-                return self.level
-            layout = await self.layout()
-            mount = self._mount
-            if mount is not None and _policy.classify_mount(mount.fstype, mount.source) == "denied":
-                found = _store.Probe(
-                    Level.PROCESS, f"{mount.fstype} does not keep the promises that leases need"
-                )
-            else:
-                try:
-                    found = await self.run(_store.probe(layout))
-                except OSError as error:
-                    found = _store.Probe(Level.NONE, error.strerror or str(error), error.errno)
-            me = layout.trust.me if found.owner is None else layout.trust.me | {found.owner}
-            self._layout = replace(
-                layout,
-                trust=replace(layout.trust, me=me),
-                linkless=found.level is Level.LINKLESS,
-            )
-            self.level = found.level
-            if found.level is not Level.SHARED:
-                self._degraded(found)
-            return self.level
+            if self._found is None:
+                self._found = await self._probed()
+                self._adapt(self._found)
+        found = self._found
+        if self._settings.strict and found.level in (Level.PROCESS, Level.NONE):
+            raise StoreError(f"the cache directory is degraded: {found.reason}", self.root, found.errno)
+        return found.level
+
+    @property
+    def level(self) -> Level | None:
+        """How far processes can coordinate here; None before `ready`."""
+        return None if self._found is None else self._found.level
+
+    async def _probed(self) -> _store.Probe:
+        layout = await self.layout()
+        mount = self._mount
+        if mount is not None and _policy.classify_mount(mount.fstype, mount.source) == "denied":
+            return _store.Probe(Level.PROCESS, f"{mount.fstype} does not keep the promises that leases need")
+        try:
+            return await self.run(_store.probe(layout))
+        except OSError as error:
+            return _store.Probe(Level.NONE, error.strerror or str(error), error.errno)
+
+    def _adapt(self, found: _store.Probe) -> None:
+        layout = self._layout or self.unsurveyed()
+        me = layout.trust.me if found.owner is None else layout.trust.me | {found.owner}
+        self._layout = replace(
+            layout,
+            trust=replace(layout.trust, me=me),
+            linkless=found.level is Level.LINKLESS,
+        )
+        if found.level is not Level.SHARED:
+            self._degraded(found)
 
     def _degraded(self, found: _store.Probe) -> None:
         mount = f"{self._mount.fstype} on {self._mount.point}" if self._mount else None
@@ -133,8 +158,6 @@ class Directory:
             found.reason,
             _ADVICE[found.level],
         )
-        if self._settings.strict and found.level in (Level.PROCESS, Level.NONE):
-            raise StoreError(f"the cache directory is degraded: {found.reason}", self.root, found.errno)
 
     def fault(self, operation: str, error: OSError, key: Key | None = None) -> None:
         """Turn a fault of the disk into an event, a counter, and one warning per folder and reason.
@@ -165,8 +188,8 @@ class Directory:
 
     async def believed(self, subject: Subject, seen: SeenArtifact) -> SeenArtifact:
         """Look again at an entry of another owner, once it is known who I am there (a squashed mount)."""
-        if seen.what != "untrusted" or self.level is not None:
-            return seen
+        if seen.what != "untrusted" or self.level is not None or self._settings.mode == "readonly":
+            return seen  # to find out means to write
         await self.ready()
         return await self.run(_store.read_artifact(await self.layout(), subject), abandon=True)
 
@@ -189,4 +212,5 @@ class Directory:
         if self._settings.mode == "readonly":
             return
         if _policy.needs_touch(time.time() - seen.used, self._settings.recency_grain, layout.network):
-            await self.run(_store.touch(subject.paths.art))
+            with suppress(OSError):  # the entry is in hand: a disk that hangs only now is not worth a word
+                await self.run(_store.touch(subject.paths.art))

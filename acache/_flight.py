@@ -3,7 +3,8 @@
 The rules, each learned from a fault: a flight runs in the cache's own context, so that no caller's deadline,
 cancel scope or context variable leaks into it. Callers are counted; when the last leaves, that caller's
 ``on_abandon`` decides. A flight that is to stop is detached from its key before it is cancelled, so that no
-newcomer joins a dying flight. A flight never raises into the task group that owns it.
+newcomer joins a dying flight. A flight never raises into the task group that owns it: what its work raises
+goes to its callers, and is logged when there are none left.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio
 
 from acache._errors import CacheClosedError
+from acache._report import logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -40,6 +42,7 @@ class Flight(Generic[T]):
         self.error: BaseException | None = None
         self._callers: dict[object, float] = {}
         self._waiting: anyio.CancelScope | None = None
+        self._not_before = -math.inf
 
     @property
     def deadline(self) -> float:
@@ -63,14 +66,18 @@ class Flight(Generic[T]):
         del self._callers[ticket]
         self._reschedule()
 
-    def until_deadline(self) -> anyio.CancelScope:
-        """Return a scope that ends at the callers' deadline, even when that changes while it runs."""
-        self._waiting = anyio.CancelScope(deadline=self.deadline)
+    def until_deadline(self, *, at_least: float = -math.inf) -> anyio.CancelScope:
+        """Return a scope that ends at the callers' deadline, even when that changes while it runs.
+
+        :param at_least: it ends no earlier than ``at_least`` seconds from now.
+        """
+        self._not_before = anyio.current_time() + at_least
+        self._waiting = anyio.CancelScope(deadline=max(self.deadline, self._not_before))
         return self._waiting
 
     def _reschedule(self) -> None:
         if self._waiting is not None:
-            self._waiting.deadline = self.deadline
+            self._waiting.deadline = max(self.deadline, self._not_before)
 
 
 class Flights(Generic[T]):
@@ -109,8 +116,11 @@ class Flights(Generic[T]):
 
         Cancellation takes this caller off; the flight goes on for the others.
 
+        :raises CacheClosedError: the cache is closing.
         :raises BaseException: what ``work`` raised, the same object for every caller.
         """
+        if self._closing:
+            raise CacheClosedError("this Cache was closed meanwhile; make a new one")
         flight = self._flying.get(key)
         if flight is None:
             flight = self._flying[key] = Flight(key)
@@ -145,14 +155,25 @@ class Flights(Generic[T]):
         try:
             with flight.scope:
                 flight.result = await work(flight)
-        except Exception as error:
+        except anyio.get_cancelled_exc_class() as cancelled:
+            if self._group.cancel_scope.cancel_called or anyio.current_effective_deadline() == -math.inf:
+                raise  # the cache is closing, or is cancelled from outside
+            # On asyncio anybody may raise this, and an awaited task that was cancelled does. The group would
+            # take it for a reason to cancel everything.
+            flight.error = RuntimeError("the compile function was cancelled from inside")
+            flight.error.__cause__ = cancelled
+        except BaseException as error:
+            if not isinstance(error, Exception) and not flight.callers:
+                raise  # KeyboardInterrupt, and nobody else there to take it
             flight.error = error
         finally:
             self._detach(flight)
             if flight.result is None and flight.error is None:
-                flight.error = (
-                    CacheClosedError("the cache was closed while this compile was under way")
-                    if self._closing or flight.scope.cancel_called
-                    else RuntimeError("the compile function was cancelled from inside")
+                flight.error = CacheClosedError("the cache was closed while this compile was under way")
+            elif flight.error is not None and not flight.callers:
+                logger.error(
+                    "a compile failed after its last caller had left: %s",
+                    flight.key.hex[:12],
+                    exc_info=flight.error,
                 )
             flight.landed.set()

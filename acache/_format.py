@@ -269,11 +269,10 @@ def _check_fields(entry: Entry) -> None:
     """Touch what later readers rely on, so that nonsense under a good checksum is found here."""
     if not isinstance(entry.header["nonce"], str) or not isinstance(entry.header["key"], str):
         raise FormatError("nonce and key must be text")
-    _ = entry.seconds
+    _ = entry.seconds, entry.metadata
     if entry.kind is Kind.ARTIFACT:
         if not entry.header["parts"]:
             raise FormatError("an artifact without parts")
-        _ = entry.metadata
     elif entry.kind is Kind.FAILURE:
         failure = entry.failure
         if failure.reason not in get_args(FailureReason) or not isinstance(failure.text, str):
@@ -361,8 +360,22 @@ def encode_record(record: Record) -> bytes:
         flags,
     )
     rest = text.ljust(RECORD_BYTES - 1 - _TAIL_AT) + b"\n"
-    check = xxhash.xxh3_128_hexdigest(fixed + rest).encode()
-    return encode_beat(record.counter, record.progress) + fixed + check + rest
+    data = encode_beat(record.counter, record.progress) + fixed + bytes(32) + rest
+    return data[: _CHECK.start] + record_check(data) + rest
+
+
+def record_check(data: bytes) -> bytes:
+    """Return the check of a record: over all but the 40 bytes that beats rewrite, so that no reader who
+    meets a beat half-way sees a torn record.
+    """
+    return xxhash.xxh3_128_hexdigest(data[BEAT_BYTES : _CHECK.start] + data[_TAIL_AT:]).encode()
+
+
+def torn_nonce(slot: str) -> str:
+    """Return the nonce of a torn record: of its slot's file name, for with a constant a torn successor would
+    lead to itself and no walk would end.
+    """
+    return xxhash.xxh3_128_hexdigest(slot.encode())
 
 
 def decode_record(data: bytes, slot: str) -> Record:
@@ -373,7 +386,7 @@ def decode_record(data: bytes, slot: str) -> Record:
     try:
         if len(data) != RECORD_BYTES or data[-1:] != b"\n" or data[40:48] != RECORD_MAGIC:
             raise ValueError
-        if xxhash.xxh3_128_hexdigest(data[40:106] + data[_TAIL_AT:]).encode() != data[_CHECK]:
+        if record_check(data) != data[_CHECK]:
             raise ValueError
         if not NONCE.fullmatch(data[52:84]):
             raise ValueError  # it becomes part of a path
@@ -388,8 +401,7 @@ def decode_record(data: bytes, slot: str) -> Record:
             hedge=bool(flags & HEDGE),
         )
     except ValueError:
-        nonce = xxhash.xxh3_128_hexdigest(slot.encode())
-        return Record(nonce, ttl_ms=0, interval_ms=0, torn=True)
+        return Record(torn_nonce(slot), ttl_ms=0, interval_ms=0, torn=True)
     try:
         tail = json.loads(data[_TAIL_AT:])
     except (ValueError, RecursionError):

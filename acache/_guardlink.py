@@ -14,12 +14,11 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 
 from acache._errors import CompilerCrashedError
 from acache._frames import Decoder
 from acache._models import CompileFailure
+from acache._threads import Crew
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +40,10 @@ compiling this file anew would double the guard's start.
 
 _PATIENCE = 5.0
 """Seconds beyond the grace that a dismissed guard may take before it is killed itself."""
-_THREADS = 16
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
-_limiter = anyio.lowlevel.RunVar[anyio.CapacityLimiter]("acache_process_threads")
+_crew = Crew("acache_process_threads", 16)
 _unreaped: list[subprocess.Popen[bytes]] = []
 """Guards that even SIGKILL did not end in time (they hang in the kernel); looked at on later starts."""
 
@@ -60,17 +58,7 @@ async def in_thread(function: Callable[[], T]) -> T:
     :raises OSError: EAGAIN: there is no thread to be had (they count as processes of a user); or what the
         function raised.
     """
-    try:
-        limiter = _limiter.get()
-    except LookupError:
-        limiter = anyio.CapacityLimiter(_THREADS)
-        _limiter.set(limiter)
-    try:
-        return await anyio.to_thread.run_sync(function, limiter=limiter)
-    except RuntimeError as error:
-        if "start new thread" not in str(error):
-            raise
-        raise OSError(errno.EAGAIN, str(error)) from error
+    return await _crew.run(function)
 
 
 def not_started(text: str, code: int | None = None) -> CompilerCrashedError:

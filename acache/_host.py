@@ -6,6 +6,7 @@ is None.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -401,7 +402,9 @@ def default_directory(environ: Mapping[str, str] | None = None) -> Directory:
         expanded = os.path.expanduser(named)
         # expanduser() leaves "~" alone where there is no home; a folder of that name is nobody's wish.
         if not expanded.startswith("~"):
-            return Directory(Path(expanded).absolute(), "ACACHE_DIR is set")
+            with contextlib.suppress(OSError):  # a relative path, and the working directory is gone
+                expanded = os.path.abspath(expanded)
+            return Directory(Path(expanded), "ACACHE_DIR is set")
         lost = f"ACACHE_DIR={named} needs a home folder, and none is known"
     else:
         folder = _user_folder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -59,7 +60,10 @@ class CoroutineJob:
                 self._beats.drop(lease)
 
     async def _run(self) -> Artifact:
-        result = await self._compile()
+        result: object = self._compile()
+        if not inspect.isawaitable(result):
+            raise TypeError(f"compile must be an async function; it returned {type(result).__name__}")
+        result = await result
         if isinstance(result, Artifact):
             return result
         if isinstance(result, bytes | bytearray | memoryview):

@@ -10,13 +10,14 @@ import random
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from errno import ETIMEDOUT
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 import anyio
 
 from acache import _events, _moves, _store
-from acache._errors import CompileError
+from acache._errors import CompileError, StoreError
 from acache._format import Caption, encode_artifact, encode_cheap, encode_failure
 from acache._fs import perform
 from acache._models import Artifact, CompileFailure, Origin
@@ -60,8 +61,8 @@ Landing: TypeAlias = Artifact | CompileFailure
 
 NETWORK_GRACE = 1.5
 """Seconds to go on looking on a network mount when a lease vanished and no result is seen yet."""
-SETTLE_LIMIT = 10.0
-"""Seconds that publishing and giving back may take under a shield, also when the loop is closing."""
+LOOK_LIMIT = 5.0
+"""Seconds that the first look may take at least, however short the deadline: a hit is worth that."""
 UNKEPT = -1.0
 """Recorded seconds of a mark for what cannot be kept: below every threshold, so everybody obeys it."""
 
@@ -85,7 +86,7 @@ class Failed:
 class Raised:
     """What a caller's own function raised besides compile errors: for its callers alone."""
 
-    error: Exception
+    error: BaseException
 
 
 Outcome: TypeAlias = Made | Failed | Raised
@@ -104,8 +105,12 @@ class _Errand:
     claim: Claim | None = None
     lease: Lease | None = None
     waiting_for: str | None = None
-    foreign: bool = False
-    """An entry of a later format version stands there: nothing may be written over it."""
+    reason: CompileReason | None = None
+    """Why we compile at this moment; None while we do not."""
+    began: float = 0.0
+    """When that compile did."""
+    untouchable: bool = False
+    """Nothing may be written: a later format's entry stands there, or the disk does not answer."""
 
 
 class Coordinator:
@@ -138,7 +143,10 @@ class Coordinator:
 
         :raises Exception: what the caller's own compile function raised.
         """
-        layout = await self._directory.layout()
+        layout = self._directory.unsurveyed()
+        if self._settings.mode != "off":
+            with flight.until_deadline(at_least=LOOK_LIMIT):
+                layout = await self._directory.layout()
         errand = _Errand(key, subject, job, flight, self._begin(layout), layout)
         try:
             return await (
@@ -180,7 +188,7 @@ class Coordinator:
         while True:
             now = anyio.current_time()
             action = wait.observe(seen, now, overdue=now >= flight.deadline)
-            errand.foreign = seen.artifact.what == "foreign"
+            errand.untouchable |= seen.artifact.what == "foreign"
             match action:
                 case Use():
                     return await self._use(errand, action)
@@ -192,7 +200,7 @@ class Coordinator:
                     seen = await self._look_again(errand, seen, action.at)
                     continue
                 case Acquire() | CompileAlone():
-                    if not self._may_begin(errand, action):
+                    if not self._may_begin(errand):
                         seen = await self._look_again(errand, seen, wait.queued(now).at)
                         continue
                     if isinstance(action, Acquire):
@@ -218,11 +226,15 @@ class Coordinator:
 
     async def _first_look(self, errand: _Errand) -> Sighting:
         try:
-            seen = await self._directory.run(self._steps(errand, first=True), abandon=True)
-            art = await self._directory.believed(errand.subject, seen.artifact)
-            errand.layout = await self._directory.layout()
+            with errand.flight.until_deadline(at_least=LOOK_LIMIT) as scope:
+                seen = await self._directory.run(self._steps(errand, first=True), abandon=True)
+                art = await self._directory.believed(errand.subject, seen.artifact)
+                errand.layout = await self._directory.layout()
+            if scope.cancelled_caught:
+                raise OSError(ETIMEDOUT, "the disk did not answer in time")
         except OSError as error:
             self._directory.fault("look", error, errand.key)
+            errand.untouchable = error.errno == ETIMEDOUT
             return Sighting(chain=Chain(broken=error.strerror or str(error)))
         self._directory.note(errand.key, errand.subject, art)
         if art.what != "artifact" or errand.wait.terms.refresh:
@@ -297,9 +309,9 @@ class Coordinator:
 
     # --- slots ---------------------------------------------------------------------------------
 
-    def _may_begin(self, errand: _Errand, action: Acquire | CompileAlone) -> bool:
-        """Whether a local compile slot is ours; deadline compiles need none."""
-        if isinstance(action, CompileAlone) and action.why == "deadline":
+    def _may_begin(self, errand: _Errand) -> bool:
+        """Whether a local compile slot is ours; past the deadline none is needed."""
+        if anyio.current_time() >= errand.flight.deadline:
             return True
         if errand.claim is None:
             errand.claim = self._slots.claim()
@@ -341,7 +353,7 @@ class Coordinator:
             return await self._compile(errand, held.lease, reason)
         finally:
             if errand.lease is not None:
-                await self._settle(errand, errand.lease, _moves.Bequest(withdraw=True))
+                await self._settle(errand, errand.lease, _moves.Bequest(withdraw=errand.wait.withdraws))
 
     def _take(self, errand: _Errand, action: Acquire) -> Steps[Held | None]:
         label = errand.job.label
@@ -400,26 +412,28 @@ class Coordinator:
         elif reason == "uncoordinated":
             counts["uncoordinated_compiles"] = 1
             logger.info("compiling %s without a lease: %s", errand.job.label or errand.key.hex[:12], detail)
-        self._report.tell(
-            _events.CompileStarted(key=errand.key, label=errand.job.label, reason=reason), **counts
-        )
+        self._started(errand, reason, **counts)
         outcome: Outcome | None = None
-        began = anyio.current_time()
-        async with anyio.create_task_group() as group:
+        superseded = False
+        try:
+            async with anyio.create_task_group() as group:
 
-            async def watch() -> None:
-                await self._until_superseded(errand)
+                async def watch() -> None:
+                    nonlocal superseded
+                    await self._until_superseded(errand)
+                    superseded = True
+                    group.cancel_scope.cancel()
+
+                if self._coordinates and self._directory.level is not Level.NONE:
+                    group.start_soon(watch)
+                try:
+                    outcome = await self._attempt(errand, lease)
+                except (Exception, SystemExit, KeyboardInterrupt) as error:  # as itself, not in a group
+                    outcome = Raised(error)
                 group.cancel_scope.cancel()
-
-            if self._coordinates and self._directory.level is not Level.NONE:
-                group.start_soon(watch)
-            try:
-                outcome = await self._attempt(errand, lease, reason)
-            except Exception as error:  # as itself, not wrapped in a group
-                outcome = Raised(error)
-            group.cancel_scope.cancel()
-        if outcome is None:
-            self._finished(errand, reason, anyio.current_time() - began, None)
+        finally:
+            self._finished(errand, outcome if isinstance(outcome, Raised) else None)  # unless told already
+        if outcome is None or (superseded and not isinstance(outcome, Made)):
             self._report.tell(_events.Superseded(key=errand.key, label=errand.job.label))
             return None
         match outcome:
@@ -440,7 +454,7 @@ class Coordinator:
                 now - began, delay, settings.poll_min, settings.poll_max, self._random.random()
             )
             look = partial(perform, self._glance(errand), self._directory.fs)
-            with suppress(OSError):
+            with suppress(Exception):  # whatever it is, it must not end a compile
                 seen = await self._poller.look(look, now + delay)
                 if errand.wait.stops_compile(seen.artifact):
                     errand.wait.superseded()
@@ -450,7 +464,7 @@ class Coordinator:
     def _glance(errand: _Errand) -> Steps[Sighting]:
         return Sighting((yield from _store.read_artifact(errand.layout, errand.subject)))
 
-    async def _attempt(self, errand: _Errand, lease: Lease | None, reason: CompileReason) -> Outcome:
+    async def _attempt(self, errand: _Errand, lease: Lease | None) -> Outcome:
         """Run the job, and leave its result on disk while the lease is still beaten.
 
         A guard that was killed is no compile failure: the job runs once more, under the same lease.
@@ -462,18 +476,20 @@ class Coordinator:
                 async with errand.job.station(lease, network=errand.layout.network) as run:
                     outcome = await self._timed(run)
                     concluded = True
-                    outcome = await self._conclude(errand, lease, outcome, reason)
+                    outcome = await self._conclude(errand, lease, outcome)
             except GuardLostError as error:
                 self._report.tell(_events.GuardLost(key=errand.key, label=errand.job.label))
                 if concluded:
                     return outcome
                 outcome = Failed(CompileFailure("spawn", f"the compile's guard was killed: {error}"))
                 if attempt == 1:
+                    self._finished(errand, None)
+                    self._started(errand, "retry", compiles=1)
                     continue
             except CompileError as error:  # the station itself could not be set up
                 outcome = Failed(error.failure)
             if not concluded:
-                outcome = await self._conclude(errand, lease, outcome, reason)
+                outcome = await self._conclude(errand, lease, outcome)
             return outcome
         raise AssertionError("unreachable")
 
@@ -496,12 +512,10 @@ class Coordinator:
 
     # --- leaving a result ----------------------------------------------------------------------
 
-    async def _conclude(
-        self, errand: _Errand, lease: Lease | None, outcome: Outcome, reason: CompileReason
-    ) -> Outcome:
+    async def _conclude(self, errand: _Errand, lease: Lease | None, outcome: Outcome) -> Outcome:
         """Publish or mark or remember, then give the lease back; the outcome is then stamped."""
         seconds = outcome.seconds if isinstance(outcome, Made) else 0.0
-        self._finished(errand, reason, seconds, outcome)
+        self._finished(errand, outcome)
         identity = fresh_nonce()
         bequest = self._bequest(errand, lease, outcome, identity)
         fault = await self._settle(errand, lease, bequest)
@@ -519,7 +533,7 @@ class Coordinator:
         self, errand: _Errand, lease: Lease | None, outcome: Outcome, identity: str
     ) -> _moves.Bequest:
         settings = self._settings
-        if settings.mode in ("off", "readonly") or self._directory.level is Level.NONE or errand.foreign:
+        if settings.mode in ("off", "readonly") or self._directory.level is Level.NONE or errand.untouchable:
             return _moves.Bequest(withdraw=True)
         caption = Caption(
             key=errand.key.hex,
@@ -557,35 +571,43 @@ class Coordinator:
         return _moves.Bequest(unkept=unkept)
 
     async def _settle(self, errand: _Errand, lease: Lease | None, bequest: _moves.Bequest) -> OSError | None:
-        """Write and give back, under a shield with a bound; faults are told, never raised (but `strict`)."""
+        """Write and give back; faults are told, never raised (but with ``strict``).
+
+        `Directory.run` shields a move that writes from cancellation, and bounds it.
+        """
         if lease is None and bequest == _moves.Bequest(withdraw=True):
             return None
         if lease is not None:
             errand.lease = None
         fault: OSError | None = None
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + SETTLE_LIMIT):
-            try:
-                fault = await self._directory.run(
-                    _moves.settle(errand.layout, errand.subject, lease, bequest)
-                )
-            except OSError as error:
-                fault = error
+        try:
+            fault = await self._directory.run(_moves.settle(errand.layout, errand.subject, lease, bequest))
+        except OSError as error:
+            fault = error
         if fault is not None:
             self._directory.fault("publish", fault, errand.key)
         return fault
 
-    def _finished(
-        self, errand: _Errand, reason: CompileReason, seconds: float, outcome: Outcome | None
-    ) -> None:
-        failure = outcome.failure if isinstance(outcome, Failed) else None
+    def _started(self, errand: _Errand, reason: CompileReason, **counts: float) -> None:
+        errand.reason, errand.began = reason, anyio.current_time()
+        self._report.tell(
+            _events.CompileStarted(key=errand.key, label=errand.job.label, reason=reason), **counts
+        )
+
+    def _finished(self, errand: _Errand, outcome: Outcome | None) -> None:
+        """Tell, once per start, that a compile ended; None: it was stopped."""
+        if errand.reason is None:
+            return
+        seconds = anyio.current_time() - errand.began
         event = _events.CompileFinished(
             key=errand.key,
             label=errand.job.label,
-            reason=reason,
-            seconds=failure.seconds if failure else seconds,
+            reason=errand.reason,
+            seconds=seconds,
             ok=isinstance(outcome, Made),
-            failure=failure,
+            failure=outcome.failure if isinstance(outcome, Failed) else None,
         )
+        errand.reason = None
         failed = isinstance(outcome, Failed | Raised)
         self._report.tell(event, compile_seconds=seconds, compile_failures=int(failed))
 
@@ -599,4 +621,5 @@ class Coordinator:
                 self._swept.add(folder)
                 await self._directory.run(_moves.sweep(errand.layout, folder))
         except OSError as error:
-            self._directory.fault("sweep", error, errand.key)
+            with suppress(StoreError):  # nobody called for this, so nobody is there to hear of it
+                self._directory.fault("sweep", error, errand.key)

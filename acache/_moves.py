@@ -7,7 +7,7 @@ that a model checker found to be needed is marked with the fault that follows wh
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from errno import EEXIST, EMLINK, ENOENT, ENOSYS, EOPNOTSUPP, EPERM, EXDEV
+from errno import EACCES, EEXIST, EMLINK, ENOENT, ENOSYS, EOPNOTSUPP, EPERM, EXDEV
 from typing import TYPE_CHECKING, Any
 
 from acache._format import RECORD_BYTES, Record, decode_record, encode_record
@@ -18,6 +18,7 @@ from acache._store import (
     Layout,
     Paths,
     Subject,
+    again_if_stale,
     file_clock,
     fresh_nonce,
     look,
@@ -50,6 +51,8 @@ __all__ = [
 
 MOST_SLOTS = 64
 STALE = 24 * 3600.0
+REFUSED_TO_LOSERS = frozenset({EPERM, EACCES})
+"""What some mounts answer instead of EEXIST, sshfs for one: with a slot in place it is somebody else's."""
 LINK_REFUSED = frozenset({EPERM, ENOSYS, EOPNOTSUPP, EMLINK, EXDEV})
 
 
@@ -113,10 +116,10 @@ def draw_record(layout: Layout, *, hedge: bool = False, closed: bool = False, **
 
 
 def read_slot(paths: Paths, follows: str | None) -> Steps[Record | None]:
-    """Read one slot; None where there is none."""
+    """Read one slot, after ESTALE once more through a new open; None where there is none."""
     path = paths.slot(follows)
     try:
-        file: File = yield ("head", path, RECORD_BYTES + 1)
+        file: File = yield from again_if_stale("head", path, RECORD_BYTES + 1)
     except OSError as error:
         if error.errno in GONE:
             return None
@@ -216,11 +219,11 @@ def claim_exclusively(layout: Layout, paths: Paths, follows: str | None, data: b
             yield ("mkdir", paths.folder)
             return False  # the folder is there now: the next look acquires
         there = yield from read_slot(paths, follows)
-        if there is not None and there.nonce == record_nonce(data):
-            return True
-        if error.errno == EEXIST:
+        if there is not None and not there.torn:
+            return there.nonce == record_nonce(data)
+        if error.errno == EEXIST or (there is not None and error.errno in REFUSED_TO_LOSERS):
             return False
-        if there is not None and there.torn:
+        if there is not None:
             yield from unlink_quietly(path)  # an exclusive create that failed otherwise was mine
         raise
     there = yield from read_slot(paths, follows)
@@ -289,12 +292,7 @@ def release(
         release would evict the healthy original.
     :param failure: the chunks of ``K.err``, written only while the root leads to me.
     """
-    seal = draw_record(layout, closed=True)
-    try:
-        sealed = yield from claim(layout, lease.paths, lease.nonce, seal)
-    except OSError:
-        sealed = False
-    if not sealed:
+    if not (yield from seal(layout, lease)):
         return False
     if not (withdraw and lease.rival):
         chain = yield from walk(layout, lease.paths)
@@ -310,6 +308,14 @@ def release(
         yield from unlink_own(lease)
     yield from unlink_quietly(lease.successor)
     return True
+
+
+def seal(layout: Layout, lease: Lease) -> Steps[bool]:
+    """Close my successor slot; False: somebody else holds it, or it cannot be written."""
+    try:
+        return (yield from claim(layout, lease.paths, lease.nonce, draw_record(layout, closed=True)))
+    except OSError:
+        return False
 
 
 def unlink_own(lease: Lease) -> Steps[None]:

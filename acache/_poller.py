@@ -30,7 +30,7 @@ class Ticket(Generic[T]):
         self.at = at
         self.done = anyio.Event()
         self.answer: T
-        self.error: OSError | None = None
+        self.error: Exception | None = None
 
 
 class Poller(Generic[T]):
@@ -55,7 +55,7 @@ class Poller(Generic[T]):
 
         Cancellation leaves at once. The look is then not made, or made for nobody.
 
-        :raises OSError: as ``look`` did.
+        :raises Exception: as ``look`` did.
         """
         ticket: Ticket[T] = Ticket(look, at)
         self._post(ticket)
@@ -106,7 +106,7 @@ class Poller(Generic[T]):
                     continue
                 try:
                     ticket.answer = ticket.look()
-                except OSError as error:
+                except Exception as error:  # for its caller alone: the poller serves others too
                     ticket.error = error
 
         try:

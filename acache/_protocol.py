@@ -279,6 +279,7 @@ class Wait:
     _vanished: float | None = None
     _delay: float = 0.0
     _peer: bool = False
+    _artifact_in_sight: bool = False
 
     def observe(self, seen: Sighting, now: float, *, overdue: bool = False) -> Action:
         """Decide what to do after a look; ``overdue``: the deadline has passed."""
@@ -308,7 +309,18 @@ class Wait:
         Without it, a failure published between the first look and the acquire is compiled again by every
         waiter in turn.
         """
-        return self._settled(seen)
+        action = self._settled(seen)
+        self._artifact_in_sight = isinstance(action, Use)
+        return action
+
+    @property
+    def withdraws(self) -> bool:
+        """Whether a lease that is given back now, without a result of our own, is a withdrawal.
+
+        With an artifact in sight it is not: then the whole chain may go, and the lease of an original that
+        published beside its rival, and could not seal, goes with it.
+        """
+        return not self._artifact_in_sight
 
     def lost(self, now: float) -> LookAt:
         """Somebody else took the slot: look again soon."""
@@ -321,7 +333,7 @@ class Wait:
 
     def superseded(self) -> None:
         """An artifact appeared while we compiled: whoever made it is a peer."""
-        self._peer = True
+        self._peer = self._artifact_in_sight = True
 
     def stops_compile(self, seen: SeenArtifact) -> bool:
         """Whether an artifact that appears while we compile ends our compile; a cheap mark stops nobody."""

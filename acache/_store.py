@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from errno import EEXIST, EFBIG, EINVAL, EISDIR, ELOOP, ENOENT, ENOTDIR, ESTALE
+from errno import EEXIST, EFBIG, EINVAL, EISDIR, ELOOP, ENOENT, ENOTDIR, ENOTEMPTY, ESTALE
 from typing import TYPE_CHECKING
 
 from acache import _policy
@@ -57,6 +57,8 @@ FORMAT = "v1"
 GONE = frozenset({ENOENT, ESTALE, ENOTDIR})
 ODD = frozenset({ELOOP, EFBIG, EINVAL, EISDIR})
 """What a planted link, folder, pipe or monster answers: a bad entry, not a broken disk."""
+FOLDER = frozenset({EISDIR, ENOTEMPTY, EEXIST})
+"""What a rename over a folder answers. Such a folder is moved aside, never emptied: nobody here made it."""
 
 TAG = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n"
@@ -154,21 +156,21 @@ class Layout:
 # --- looking -------------------------------------------------------------------------------------
 
 
-def read_again(path: str, limit: int) -> Steps[File]:
+def again_if_stale(operation: str, path: str, limit: int) -> Steps[File]:
     """Read; after ESTALE once more, through a new open."""
     try:
-        file: File = yield ("read", path, limit)
+        file: File = yield (operation, path, limit)
     except OSError as error:
         if error.errno != ESTALE:
             raise
-        file = yield ("read", path, limit)
+        file = yield (operation, path, limit)
     return file
 
 
 def read_artifact(layout: Layout, subject: Subject) -> Steps[SeenArtifact]:
     """Open ``K.art`` and say what it is; only faults of the disk itself are raised."""
     try:
-        file = yield from read_again(subject.paths.art, ENTRY_LIMIT)
+        file = yield from again_if_stale("read", subject.paths.art, ENTRY_LIMIT)
     except OSError as error:
         if error.errno in GONE:
             return ABSENT
@@ -192,7 +194,7 @@ def read_artifact(layout: Layout, subject: Subject) -> Steps[SeenArtifact]:
 def read_failure(layout: Layout, subject: Subject, *, with_age: bool) -> Steps[SeenFailure | None]:
     """Read ``K.err``; ``with_age`` also measures its age by the file system's own clock."""
     try:
-        file = yield from read_again(subject.paths.err, FAILURE_LIMIT)
+        file = yield from again_if_stale("read", subject.paths.err, FAILURE_LIMIT)
         if not layout.trust.believes(file):
             return None
         entry = decode_entry(file.data, key=subject.key, namespace=subject.namespace)
@@ -295,7 +297,13 @@ def publish(layout: Layout, paths: Paths, target: str, chunks: Sequence[Buffer])
     """
     temporary = yield from write_temporary(layout, paths, chunks)
     try:
-        yield ("rename", temporary, target)
+        try:
+            yield ("rename", temporary, target)
+        except OSError as error:
+            if error.errno not in FOLDER:
+                raise
+            yield ("rename", target, paths.temporary())
+            yield ("rename", temporary, target)
     except OSError:
         yield from unlink_quietly(temporary)
         raise
@@ -304,14 +312,8 @@ def publish(layout: Layout, paths: Paths, target: str, chunks: Sequence[Buffer])
 
 
 def mark_cheap(layout: Layout, subject: Subject, chunks: Sequence[Buffer]) -> Steps[None]:
-    """Leave a cheap mark: linked, never renamed, for it must not replace an artifact.
-
-    An entry just read as bad is unlinked first, or the mark would never land and every caller would
-    take the lease and compile, one after the other.
-    """
-    present = yield from read_artifact(layout, subject)
-    if present.what in ("bad", "untrusted"):
-        yield from unlink_quietly(subject.paths.art)
+    """Leave a cheap mark: linked, never renamed, for it must not replace an artifact."""
+    yield from make_way(layout, subject)
     temporary = yield from write_temporary(layout, subject.paths, chunks)
     refused: OSError | None = None
     try:
@@ -324,6 +326,18 @@ def mark_cheap(layout: Layout, subject: Subject, chunks: Sequence[Buffer]) -> St
     yield from unlink_quietly(temporary)
     if refused is not None and refused.errno != EEXIST:
         raise refused
+
+
+def make_way(layout: Layout, subject: Subject) -> Steps[None]:
+    """Unlink an entry that reads as bad, or no mark could ever be linked in its place, and every caller would
+    take the lease and compile, one after the other.
+    """
+    present = yield from read_artifact(layout, subject)
+    if present.what in ("bad", "untrusted") and not (yield from unlink_quietly(subject.paths.art)):
+        try:
+            yield ("rename", subject.paths.art, subject.paths.temporary())  # a folder
+        except OSError:
+            pass  # the link will say what is wrong
 
 
 def replace_entry(layout: Layout, subject: Subject, chunks: Sequence[Buffer]) -> Steps[bool]:

@@ -1,17 +1,19 @@
-"""The cache's own worker threads: few, daemons, and never waited for without a bound.
+"""acache's own threads: few, daemons, and never waited for without a bound.
 
 anyio's worker threads are not daemons, and abandoning one is not bounded by its limiter: a hung network
-mount would hang cancellation and interpreter exit. So file work runs here. When every worker is stuck, new
-work fails at once: the directory counts as unusable.
+mount would hang cancellation, and a loop closed in the middle of a compile would hang interpreter exit. So
+all blocking work runs here. When every worker is stuck in the cache directory, new work fails at once: the
+directory counts as unusable.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
-from errno import ETIMEDOUT
+from errno import EAGAIN, ETIMEDOUT
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -19,14 +21,22 @@ import anyio
 from anyio import lowlevel
 from anyio.lowlevel import RunVar
 
+from acache._errors import CacheClosedError
 from acache._models import lend_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Workers"]
+__all__ = ["Crew", "NoThreadError", "Workers"]
 
 T = TypeVar("T")
+
+
+class NoThreadError(OSError):
+    """There is no thread to be had: they count as processes of a user, and those are limited."""
+
+    def __init__(self) -> None:
+        super().__init__(EAGAIN, "no worker thread can be started")
 
 
 class _Work(Generic[T]):
@@ -61,6 +71,8 @@ class Workers:
         self._idle = 0
         self._late = 0
         self._schedule: Callable[[Callable[[], object]], object] | None = None
+        self._waits: set[anyio.CancelScope] = set()
+        self._closed = False
 
     async def run(self, call: Callable[[], T], *, abandon: bool = False) -> T:
         """Run ``call`` in a thread and return what it returns.
@@ -69,15 +81,21 @@ class Workers:
             cancellation waits for the call to end: what it did must be known.
         :raises OSError: ETIMEDOUT when it does not end within ``patience``, or at once when all threads are
             stuck.
+        :raises CacheClosedError: after `close`.
         """
+        if self._closed:
+            raise CacheClosedError("this Cache was closed meanwhile; make a new one")
         if self._late >= self._size:
             raise OSError(ETIMEDOUT, "every worker thread is stuck in the cache directory")
         work = _Work(call)
-        self._submit(work)
+        scope = anyio.CancelScope(deadline=anyio.current_time() + self._patience, shield=not abandon)
+        self._waits.add(scope)
         try:
-            with anyio.move_on_after(self._patience, shield=not abandon):
+            self._submit(work)
+            with scope:
                 await work.done.wait()
         finally:
+            self._waits.discard(scope)
             if not work.done.is_set():
                 self._leave(work)
         if not work.done.is_set():
@@ -86,8 +104,18 @@ class Workers:
             raise work.error
         return work.result
 
+    def hurry(self, patience: float) -> None:
+        """Lower the patience to so many seconds from now on, for calls under way too."""
+        self._patience = min(self._patience, patience)
+        limit = anyio.current_time() + self._patience
+        for scope in self._waits:
+            scope.deadline = min(scope.deadline, limit)
+
     def close(self) -> None:
-        """Let the threads end; those that are stuck end when their system call does."""
+        """Let the threads end once they have done what was handed in; those that are stuck end when their
+        system call does.
+        """
+        self._closed = True
         with self._lock:
             for _ in range(self._threads):
                 self._queue.put(None)
@@ -98,7 +126,7 @@ class Workers:
             native: Any = lowlevel.current_token().native_token
             self._schedule = getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon
         with self._lock:
-            start = self._idle == 0 and self._threads < self._size
+            start = self._idle <= 0 and self._threads < self._size
             self._threads += start
             self._idle += start
             self._idle -= 1
@@ -108,11 +136,18 @@ class Workers:
             try:
                 threading.Thread(target=self._loop, name=name, daemon=True).start()
             except RuntimeError:  # no more threads to be had: those that there are do the work
-                with self._lock:
-                    self._threads -= 1
-                    self._idle -= 1
-                if self._threads == 0:
-                    raise OSError(ETIMEDOUT, "no worker thread can be started") from None
+                self._without_thread()
+
+    def _without_thread(self) -> None:
+        with self._lock:
+            self._threads -= 1
+            self._idle -= 1
+            if self._threads:
+                return
+            self._idle = 0
+        with contextlib.suppress(queue.Empty):
+            self._queue.get_nowait()  # this very work: without a thread there is no other
+        raise NoThreadError
 
     def _leave(self, work: _Work[Any]) -> None:
         """The caller goes away; work that no thread has begun is not begun any more."""
@@ -144,16 +179,41 @@ class Workers:
             del work
 
 
-_writers: RunVar[anyio.CapacityLimiter] = RunVar("acache_writers")
+class Crew:
+    """At most ``size`` daemon threads at once in one loop, each for one call; for what is not done to the
+    cache directory: starting programs, reading sources, writing artifacts where the user wants them.
+
+    :param name: what tells this crew's limit from others'.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        self._limiter: RunVar[anyio.CapacityLimiter] = RunVar(name)
+        self._size = size
+
+    async def run(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call ``function`` in a thread and return what it returns; cancellation waits for it.
+
+        :raises NoThreadError: nothing was done.
+        """
+        await lowlevel.checkpoint_if_cancelled()
+        limiter = self._limiter.get(None)
+        if limiter is None:
+            limiter = anyio.CapacityLimiter(self._size)
+            self._limiter.set(limiter)
+        async with limiter:
+            workers = Workers(size=1, patience=math.inf)
+            try:
+                return await workers.run(partial(function, *arguments))
+            finally:
+                workers.close()
+
+
+_writers = Crew("acache_writers", 4)
 
 
 async def _write_file(path: str | os.PathLike[str], data: memoryview) -> None:
     """Write an artifact's part for `Artifact.write_to`, wherever the user wants it."""
-    limiter = _writers.get(None)
-    if limiter is None:
-        limiter = anyio.CapacityLimiter(4)
-        _writers.set(limiter)
-    await anyio.to_thread.run_sync(partial(_write_atomically, os.fspath(path), data), limiter=limiter)
+    await _writers.run(_write_atomically, os.fspath(path), data)
 
 
 def _write_atomically(path: str, data: memoryview) -> None:

@@ -19,7 +19,7 @@ import xxhash
 
 from acache._errors import CompilerNotFoundError
 from acache._models import CompileFailure
-from acache._threads import Crew
+from acache._threads import Crew, NoThreadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,8 +47,14 @@ _crew: Final = Crew("acache_compilers_threads", 4)
 
 
 async def in_thread(function: Callable[..., T], *args: object) -> T:
-    """Call a blocking function in a worker thread, a few at most at once; cancellation waits for it."""
-    return await _crew.run(function, *args)
+    """Call a blocking function in a worker thread, a few at most at once; cancellation waits for it.
+
+    Where there is no thread to be had, it holds up the loop: better than no kernel.
+    """
+    try:
+        return await _crew.run(function, *args)
+    except NoThreadError:
+        return function(*args)
 
 
 # --- checking arguments -------------------------------------------------------------------------------------

@@ -90,6 +90,13 @@ def refuse(number: int) -> Any:
     return answer
 
 
+def refuse_once(number: int) -> Any:
+    def errand(*arguments: Any) -> None:
+        raise OSError(number, os.strerror(number), str(arguments[0]))
+
+    return errand
+
+
 # --- seeing ----------------------------------------------------------------------------------------------
 
 
@@ -150,8 +157,10 @@ def test_a_slot_that_cannot_be_read_is_no_coordination(layout: Layout, subject: 
     assert seen.chain.broken == f"a lease cannot be read: {os.strerror(number)}"
 
 
-def test_a_stale_handle_ends_the_chain(layout: Layout, subject: Subject):
-    take(layout, subject)
+def test_a_handle_that_stays_stale_ends_the_chain(layout: Layout, subject: Subject):
+    lease = take(layout, subject)
+    once = Odd("head", lambda what, *arguments: what(*arguments), before=refuse_once(errno.ESTALE))
+    assert do(walk(layout, subject.paths), once).slots[0].record.nonce == lease.nonce
     assert do(walk(layout, subject.paths), Odd("head", refuse(errno.ESTALE))) == Chain()
 
 

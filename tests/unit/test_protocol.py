@@ -408,3 +408,18 @@ def test_what_a_compile_leaves_behind(
         )
         == expected
     )
+
+
+def test_a_lease_given_back_beside_an_artifact_is_no_withdrawal():
+    """The chain may then go whole: nobody in it has anything left to do."""
+    wait = waiting()
+    assert wait.withdraws
+    wait.observe(Sighting(), 0.0)
+    wait.last_look(failing())
+    assert wait.withdraws
+    wait.last_look(found("artifact"))
+    assert not wait.withdraws
+    wait.last_look(Sighting())
+    assert wait.withdraws
+    wait.superseded()
+    assert not wait.withdraws
