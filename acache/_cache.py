@@ -14,6 +14,8 @@ from anyio import lowlevel
 
 from acache import _events, _host, _keys, _moves, _policy, _store
 from acache._beats import Beats
+from acache._build import Builder
+from acache._checks import check_abandon, check_key, check_label, check_seconds, prepared
 from acache._describe import entry_info, status_of
 from acache._directory import Directory
 from acache._errors import (
@@ -27,7 +29,6 @@ from acache._flight import Flights
 from acache._format import Caption, encode_artifact
 from acache._fs import OsFileSystem
 from acache._jobs import CoroutineJob, RequestJob
-from acache._keys import Key
 from acache._lease import Coordinator
 from acache._memory import Memory
 from acache._models import (
@@ -35,7 +36,6 @@ from acache._models import (
     CompileFailure,
     EntryInfo,
     Origin,
-    PreparingCompiler,
     Request,
     Status,
 )
@@ -52,11 +52,12 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from acache._build import Landing
     from acache._events import Event, Stats
     from acache._flight import Flight
     from acache._fs import FileSystem
     from acache._jobs import Job
-    from acache._lease import Landing
+    from acache._keys import Key
     from acache._protocol import Sighting
     from acache._settings import OnAbandon
 
@@ -71,9 +72,6 @@ _ERRORS: dict[str, type[CompileError]] = {
 
 CLOSING_LIMIT = 5.0
 """Seconds that a move in the directory may still take once the cache is closing."""
-LONGEST_WAIT = 1e8
-"""Seconds, as in the settings: nobody waits without a bound."""
-
 _hashers = Crew("acache_hashers", 4)
 
 
@@ -496,15 +494,9 @@ class _Live:
         self.beats = Beats(cache._fs, settings.heartbeat_interval)
         poller: Poller[Sighting] = Poller(self.workers)
         group.start_soon(poller.run)
-        self.coordinator = Coordinator(
-            self.directory,
-            settings,
-            cache._report,
-            poller,
-            Slots(settings.max_compiles),
-            group,
-            self.namespace,
-        )
+        builder = Builder(self.directory, settings, cache._report, poller, group, self.namespace)
+        slots = Slots(settings.max_compiles)
+        self.coordinator = Coordinator(self.directory, settings, cache._report, poller, slots, builder)
 
     def subject(self, key: Key) -> Subject:
         name = _keys.name_of(key, self.namespace)
@@ -519,53 +511,3 @@ class _Live:
     def close(self) -> None:
         self.beats.close()
         self.workers.close()
-
-
-async def prepared(request: Request) -> Request:
-    """Let the compiler read what the request refers to, once for its key and its compile.
-
-    :raises TypeError: not a request.
-    """
-    if not isinstance(request, Request):
-        raise TypeError(f"make a Request with a compiler's .request(...), not {type(request).__name__}")
-    check_label(request.label)
-    if isinstance(request.compiler, PreparingCompiler):
-        return await request.compiler.prepare(request)
-    return request
-
-
-def check_seconds(name: str, value: float) -> float:
-    """Refuse what is no length of time.
-
-    :raises ValueError: names the argument.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_WAIT:
-        raise ValueError(f"{name} must be seconds, 0 or more and at most {LONGEST_WAIT:g}, not {value!r}")
-    return value
-
-
-def check_abandon(value: object) -> None:
-    """Refuse what says nothing about an abandoned compile.
-
-    :raises ValueError: says what there is.
-    """
-    if value not in (None, "finish", "stop"):
-        raise ValueError(f"on_abandon must be 'finish' or 'stop', not {value!r}")
-
-
-def check_label(label: object) -> None:
-    """Refuse what is not a label.
-
-    :raises TypeError: names the argument.
-    """
-    if label is not None and not isinstance(label, str):
-        raise TypeError(f"label must be a str or None, not {type(label).__name__}")
-
-
-def check_key(key: object) -> None:
-    """Refuse what is not a key.
-
-    :raises TypeError: says how to make one.
-    """
-    if not isinstance(key, Key):
-        raise TypeError(f"key must be an acache.Key, made by acache.key(...), not {type(key).__name__}")

@@ -16,7 +16,8 @@ import anyio
 from acache import _events, _host, _policy, _store
 from acache._errors import CorruptEntryError, StoreError
 from acache._fs import perform
-from acache._store import Layout, Level, Subject, Trust
+from acache._probe import Level, Probe, probe
+from acache._store import Layout, Subject, Trust
 
 if TYPE_CHECKING:
     from acache._fs import FileSystem, Steps
@@ -48,7 +49,7 @@ class Directory:
         self, root: str, settings: Settings, workers: Workers, report: Report, fs: FileSystem
     ) -> None:
         self.root = root
-        self._found: _store.Probe | None = None
+        self._found: Probe | None = None
         self._settings = settings
         self._workers = workers
         self._report = report
@@ -123,17 +124,17 @@ class Directory:
         """How far processes can coordinate here; None before `ready`."""
         return None if self._found is None else self._found.level
 
-    async def _probed(self) -> _store.Probe:
+    async def _probed(self) -> Probe:
         layout = await self.layout()
         mount = self._mount
         if mount is not None and _policy.classify_mount(mount.fstype, mount.source) == "denied":
-            return _store.Probe(Level.PROCESS, f"{mount.fstype} does not keep the promises that leases need")
+            return Probe(Level.PROCESS, f"{mount.fstype} does not keep the promises that leases need")
         try:
-            return await self.run(_store.probe(layout))
+            return await self.run(probe(layout))
         except OSError as error:
-            return _store.Probe(Level.NONE, error.strerror or str(error), error.errno)
+            return Probe(Level.NONE, error.strerror or str(error), error.errno)
 
-    def _adapt(self, found: _store.Probe) -> None:
+    def _adapt(self, found: Probe) -> None:
         layout = self._layout or self.unsurveyed()
         me = layout.trust.me if found.owner is None else layout.trust.me | {found.owner}
         self._layout = replace(
@@ -144,7 +145,7 @@ class Directory:
         if found.level is not Level.SHARED:
             self._degraded(found)
 
-    def _degraded(self, found: _store.Probe) -> None:
+    def _degraded(self, found: Probe) -> None:
         mount = f"{self._mount.fstype} on {self._mount.point}" if self._mount else None
         self._report.tell(
             _events.Degraded(level=found.level.value, folder=self.root, mount=mount, reason=found.reason)

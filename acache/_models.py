@@ -74,6 +74,17 @@ class _Parts(Mapping[str, bytes]):
         return memoryview(self._buffers[name]).toreadonly()
 
 
+def _as_bytes(name: str, buffer: Buffer) -> Buffer:
+    if not isinstance(buffer, bytes | bytearray | memoryview):
+        raise TypeError(f"part {name!r} must be bytes-like, not {type(buffer).__name__}")
+    if not isinstance(buffer, memoryview):
+        return buffer
+    try:
+        return buffer.cast("B")  # so that its length is in bytes
+    except TypeError:
+        raise TypeError(f"part {name!r} must be contiguous; bytes(view) makes a copy that is") from None
+
+
 @final
 class Artifact:
     """A compiled result: named parts of bytes, and JSON metadata.
@@ -92,16 +103,14 @@ class Artifact:
     def __init__(self, parts: Mapping[str, Buffer], metadata: Mapping[str, JSON] | None = None) -> None:
         if not parts:
             raise ValueError("an Artifact needs at least one part; Artifact.of(data) makes one of one part")
-        for name, buffer in parts.items():
+        for name in parts:
             if not isinstance(name, str):
                 raise TypeError(f"part names are str, not {type(name).__name__}")
-            if not isinstance(buffer, bytes | bytearray | memoryview):
-                raise TypeError(f"part {name!r} must be bytes-like, not {type(buffer).__name__}")
         try:
             plain = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"metadata must be JSON: {error}") from None
-        self._parts = _Parts(parts)
+        self._parts = _Parts({name: _as_bytes(name, buffer) for name, buffer in parts.items()})
         self._metadata: Mapping[str, JSON] = MappingProxyType(plain)
         self._origin: Origin | None = None
         self._identity: str | None = None

@@ -10,10 +10,10 @@ import threading
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from acache import _host, _policy, _store
+from acache import _host, _policy
 from acache._fs import OsFileSystem, perform
+from acache._probe import Level, Probe, probe
 from acache._settings import Settings, variable_of
-from acache._store import Level, Probe
 from acache.cli._place import Place, place_of, where
 from acache.cli._text import size
 
@@ -191,13 +191,13 @@ def _look(root: str, settings: Settings) -> _Look:
     place = place_of(root, settings)
     folder = _folder(root)  # before the probe makes it
     if place.kind == "denied":
-        probe = Probe(Level.PROCESS, "file systems of this type do not keep the promises that leases need")
+        found = Probe(Level.PROCESS, "file systems of this type do not keep the promises that leases need")
     else:
         try:
-            probe = perform(_store.probe(place.layout), OsFileSystem())
+            found = perform(probe(place.layout), OsFileSystem())
         except OSError as error:
-            probe = Probe(Level.NONE, error.strerror or str(error), error.errno)
-    return _Look(place, folder, probe, _space(root))
+            found = Probe(Level.NONE, error.strerror or str(error), error.errno)
+    return _Look(place, folder, found, _space(root))
 
 
 def _folder(root: str) -> Folder:

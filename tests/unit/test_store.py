@@ -14,8 +14,9 @@ import pytest
 from acache import _store
 from acache._format import UnknownVersionError, decode_entry
 from acache._fs import File, OsFileSystem
+from acache._probe import Level, probe
 from acache._protocol import SeenArtifact, Sighting
-from acache._store import Layout, Level, Subject, Trust
+from acache._store import Layout, Subject, Trust
 from tests.sim.values import bytes_of, cheap, do, failed, good, layout_at, subject_in
 from tests.unit.test_format import forged
 
@@ -505,7 +506,7 @@ def test_a_usual_time_that_cannot_be_written_bothers_nobody(layout: Layout):
 
 
 def test_a_good_directory_is_prepared_and_left_tidy(layout: Layout):
-    found = do(_store.probe(layout))
+    found = do(probe(layout))
     assert (found.level, found.owner, found.errno) == (Level.SHARED, os.geteuid(), None)
     assert sorted(os.listdir(layout.root)) == ["CACHEDIR.TAG", "v1"]
     assert os.listdir(layout.base) == ["layout.json"]
@@ -516,7 +517,7 @@ def test_a_good_directory_is_prepared_and_left_tidy(layout: Layout):
     )
     assert json.loads(Path(layout.base, "layout.json").read_bytes()) == {"format": 1, "shards": 256}
     before = os.stat(f"{layout.base}/layout.json")
-    assert do(_store.probe(layout)).level is Level.SHARED
+    assert do(probe(layout)).level is Level.SHARED
     assert os.stat(f"{layout.base}/layout.json").st_ino == before.st_ino
 
 
@@ -570,7 +571,7 @@ class Lying(OsFileSystem):
 def test_a_directory_that_breaks_a_promise_is_not_coordinated_in(
     layout: Layout, lie: str, level: Level, reason: str
 ):
-    found = do(_store.probe(layout), Lying(lie))
+    found = do(probe(layout), Lying(lie))
     assert found.level is level
     assert reason in found.reason
     if lie != "unlink":
@@ -579,19 +580,19 @@ def test_a_directory_that_breaks_a_promise_is_not_coordinated_in(
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_without_links_slots_are_created(layout: Layout, number: int):
-    found = do(_store.probe(layout), Refusing("link", number=number))
+    found = do(probe(layout), Refusing("link", number=number))
     assert (found.level, found.owner) == (Level.LINKLESS, os.geteuid())
     assert os.listdir(layout.base) == ["layout.json"]
 
 
 def test_a_full_disk_is_still_read(layout: Layout):
-    found = do(_store.probe(layout), Refusing("create"))
+    found = do(probe(layout), Refusing("create"))
     assert (found.level, found.errno) == (Level.PROCESS, errno.ENOSPC)
 
 
 def test_a_file_in_the_place_of_the_root_is_no_cache(layout: Layout):
     Path(layout.root).write_bytes(b"")
-    found = do(_store.probe(layout))
+    found = do(probe(layout))
     assert (found.level, found.errno) == (Level.NONE, errno.ENOTDIR)
 
 
@@ -605,13 +606,13 @@ def test_another_user_finds_out_what_is_possible(tmp_path: Path, mode: int, prep
     layout = layout_at(tmp_path / "cache")
     os.mkdir(layout.root)
     if prepared:
-        do(_store.probe(layout))
+        do(probe(layout))
     os.chmod(layout.root, mode)
     for parent in (tmp_path, *list(tmp_path.parents)[:2]):
         parent.chmod(parent.stat().st_mode | 0o011)
     os.seteuid(65534)
     try:
-        found = do(_store.probe(layout))
+        found = do(probe(layout))
     finally:
         os.seteuid(0)
     assert (found.level, found.errno) == (level, errno.EACCES)
