@@ -5,6 +5,7 @@ its faults become events, counters and one warning each instead of exceptions.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from acache import _events, _host, _policy, _store
 from acache._errors import CorruptEntryError, StoreError
 from acache._fs import perform
 from acache._probe import Level, Probe, probe
-from acache._store import Layout, Subject, Trust
+from acache._store import Layout, Subject, kind_of
 
 if TYPE_CHECKING:
     from acache._fs import FileSystem, Steps
@@ -71,29 +72,15 @@ class Directory:
 
     def unsurveyed(self) -> Layout:
         """Return a layout of which nothing was looked up, for those who will not touch the directory."""
-        return self._layout_on(None, _host.Identity(None, None, None, os.getpid(), None, "", False))
+        unknown = _host.Identity(None, None, None, os.getpid(), None, "", False)
+        return Layout.on(self.root, self._settings, None, unknown)
 
     def _survey(self) -> tuple[Layout, _host.Mount | None]:
         try:
             mount = _host.mount_of(self.root)
         except OSError:
             mount = None
-        return self._layout_on(mount, _host.my_identity()), mount
-
-    def _layout_on(self, mount: _host.Mount | None, identity: _host.Identity) -> Layout:
-        kind = _policy.classify_mount(mount.fstype, mount.source) if mount else "network"
-        settings = self._settings
-        return Layout(
-            root=self.root,
-            trust=Trust(
-                settings.trust, frozenset({os.geteuid()}), frozenset({os.getegid(), *os.getgroups()})
-            ),
-            identity=identity,
-            network=kind != "local",
-            durable=settings.durable,
-            ttl=settings.lease_ttl,
-            interval=settings.heartbeat_interval,
-        )
+        return Layout.on(self.root, self._settings, mount, _host.my_identity()), mount
 
     async def run(self, steps: Steps[T], *, abandon: bool = False) -> T:
         """Run a move in one trip to a worker thread.
@@ -127,7 +114,9 @@ class Directory:
     async def _probed(self) -> Probe:
         layout = await self.layout()
         mount = self._mount
-        if mount is not None and _policy.classify_mount(mount.fstype, mount.source) == "denied":
+        if sys.platform == "win32":
+            return Probe(Level.PROCESS, "processes do not coordinate on Windows")
+        if mount is not None and kind_of(mount) == "denied":
             return Probe(Level.PROCESS, f"{mount.fstype} does not keep the promises that leases need")
         try:
             return await self.run(probe(layout))

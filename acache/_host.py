@@ -29,6 +29,7 @@ __all__ = [
     "judge_identity",
     "mount_of",
     "my_identity",
+    "my_owners",
     "process_state",
     "usable_cores",
 ]
@@ -385,6 +386,13 @@ class Directory:
     path: Path
     why: str
     """One clause for people, as in "ACACHE_DIR is set"."""
+
+
+def my_owners() -> tuple[frozenset[int], frozenset[int]]:
+    """Return my user and my groups, as files have them; nobody and none where the platform knows neither."""
+    if not hasattr(os, "geteuid"):
+        return frozenset(), frozenset()
+    return frozenset({os.geteuid()}), frozenset({os.getegid(), *os.getgroups()})
 
 
 def default_directory(environ: Mapping[str, str] | None = None) -> Directory:

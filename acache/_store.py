@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING
 
 from acache import _policy
 from acache._format import Entry, FormatError, Kind, UnknownVersionError, decode_entry, header_span
+from acache._host import my_owners
 from acache._protocol import ABSENT, SeenArtifact, SeenFailure, Sighting
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from acache._fs import File, Steps
-    from acache._host import Identity
+    from acache._host import Identity, Mount
     from acache._models import Buffer
     from acache._protocol import Seen
+    from acache._settings import Settings
 
 __all__ = [
     "Layout",
@@ -33,6 +35,7 @@ __all__ = [
     "clear_shard",
     "delete",
     "fresh_nonce",
+    "kind_of",
     "list_shard",
     "look",
     "mark_cheap",
@@ -114,6 +117,11 @@ class Subject:
     namespace: str | None
 
 
+def kind_of(mount: Mount | None) -> _policy.MountKind:
+    """Say how a mount is to be used."""
+    return _policy.classify_mount(mount.fstype, mount.source) if mount else "network"
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The directory as one program sees it: where files go, how they are made, who is believed.
@@ -130,6 +138,20 @@ class Layout:
     durable: bool = False
     ttl: float = 15.0
     interval: float = 2.0
+
+    @classmethod
+    def on(cls, root: str, settings: Settings, mount: Mount | None, identity: Identity) -> Layout:
+        """Lay a directory out as settings and mount want it; an unknown mount counts as a network's."""
+        users, groups = my_owners()
+        return cls(
+            root=root,
+            trust=Trust(settings.trust, users, groups),
+            identity=identity,
+            network=kind_of(mount) != "local",
+            durable=settings.durable,
+            ttl=settings.lease_ttl,
+            interval=settings.heartbeat_interval,
+        )
 
     @property
     def base(self) -> str:

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from acache import _host, _policy
-from acache._store import Layout, Trust
+from acache import _host
+from acache._store import Layout, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,22 +39,5 @@ def where(directory: str | None, environ: Mapping[str, str] | None = None) -> tu
 def place_of(root: str, settings: Settings) -> Place:
     """Look at what an absolute path lies on. Blocks: symbolic links are followed."""
     mount = _host.mount_of(root)
-    kind = _policy.classify_mount(mount.fstype, mount.source) if mount else "network"
-    uids, gids = _me()
-    layout = Layout(
-        root=root,
-        trust=Trust(settings.trust, uids, gids),
-        identity=_host.my_identity(),
-        network=kind != "local",
-        durable=settings.durable,
-        ttl=settings.lease_ttl,
-        interval=settings.heartbeat_interval,
-    )
-    return Place(layout, mount, kind)
-
-
-def _me() -> tuple[frozenset[int], frozenset[int]]:
-    """Return my user and my groups; nobody and none where the platform has no such thing."""
-    if not hasattr(os, "geteuid"):
-        return frozenset(), frozenset()
-    return frozenset({os.geteuid()}), frozenset({os.getegid(), *os.getgroups()})
+    layout = Layout.on(root, settings, mount, _host.my_identity())
+    return Place(layout, mount, kind_of(mount))
