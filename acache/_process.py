@@ -9,7 +9,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 import anyio
 import anyio.lowlevel
@@ -20,11 +20,21 @@ from acache._guardlink import Guard, GuardLostError, in_thread, not_started
 from acache._models import CompileFailure, Completed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from acache._errors import CompilerCrashedError
 
-__all__ = ["OUTPUT_LIMIT", "GuardLostError", "GuardedWorkspace", "LeaseOrders", "open_workspace", "run_tool"]
+__all__ = [
+    "OUTPUT_LIMIT",
+    "GuardLostError",
+    "GuardedWorkspace",
+    "LeaseOrders",
+    "aside",
+    "open_workspace",
+    "run_tool",
+]
+
+T = TypeVar("T")
 
 OUTPUT_LIMIT = 1 << 20
 """Bytes kept of each of stdout and stderr, unless a run says otherwise."""
@@ -241,6 +251,31 @@ async def open_workspace(
         await guard.leave()
 
 
+async def aside(
+    work: Callable[[GuardedWorkspace], Awaitable[T]], *, name: str, timeout: float, grace: float = 1.0
+) -> T:
+    """Do something in a throw-away workspace without a lease; once more if its guard is killed.
+
+    Cancellation stops all that was started there.
+
+    :param name: what errors call it.
+    :param timeout: seconds, the guard's start included; then TERM, ``grace`` seconds, KILL.
+    :raises CompileTimeoutError: it took longer.
+    :raises CompilerCrashedError: the guard could not be started, or two guards were killed.
+    """
+    began = time.monotonic()
+    with anyio.move_on_after(timeout):
+        for _ in range(2):
+            try:
+                async with open_workspace(grace=grace) as workspace:
+                    return await work(workspace)
+            except GuardLostError:
+                continue
+        raise not_started(f"{name}: its guard was killed, twice")
+    text = f"{name}: stopped after {timeout:g} s"
+    raise CompileTimeoutError(CompileFailure(reason="timeout", text=text, seconds=time.monotonic() - began))
+
+
 async def run_tool(
     argv: Sequence[str],
     *,
@@ -250,24 +285,12 @@ async def run_tool(
     timeout: float,
     grace: float = 1.0,
 ) -> Completed:
-    """Run one program in a throw-away workspace without a lease; arguments as of `GuardedWorkspace.run`.
+    """Run one program `aside`; arguments as of `GuardedWorkspace.run`.
 
-    If its guard is killed, it runs once more. Cancellation stops it and all that it started.
-
-    :param timeout: seconds, the guard's start included; then TERM, ``grace`` seconds, KILL.
-    :raises CompileTimeoutError: it took longer.
     :raises CompilerNotFoundError: there is no such program.
-    :raises CompilerCrashedError: it, or its guard, could not be started, or two guards were killed.
     """
-    began = time.monotonic()
-    with anyio.move_on_after(timeout):
-        for _ in range(2):
-            try:
-                async with open_workspace(grace=grace) as workspace:
-                    return await workspace.run(argv, env=env, stdin=stdin, cwd=cwd)
-            except GuardLostError:
-                continue
-        raise not_started(f"{argv[0]}: its guard was killed, twice")
-    raise CompileTimeoutError(
-        CompileFailure(reason="timeout", text=f"{argv[0]}: stopped", seconds=time.monotonic() - began)
-    )
+
+    async def run(workspace: GuardedWorkspace) -> Completed:
+        return await workspace.run(argv, env=env, stdin=stdin, cwd=cwd)
+
+    return await aside(run, name=argv[0], timeout=timeout, grace=grace)

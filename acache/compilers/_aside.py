@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-import anyio
-
-from acache._errors import CompilerCrashedError, CompileTimeoutError
-from acache._models import CompileFailure, Completed
-from acache._process import GuardLostError, open_workspace
+from acache._process import aside
 from acache.compilers._toolchain import in_thread
 
 if TYPE_CHECKING:
@@ -17,9 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["run_aside"]
+    from acache._models import Completed
+    from acache._process import GuardedWorkspace
 
-_GRACE = 1.0
+__all__ = ["run_aside"]
 
 
 async def run_aside(
@@ -40,21 +36,14 @@ async def run_aside(
     :raises CompilerNotFoundError: there is no such program.
     :raises CompilerCrashedError: it, or its guard, could not be started, or two guards were killed.
     """
-    began = time.monotonic()
-    with anyio.move_on_after(seconds):
-        for _ in range(2):
-            try:
-                async with open_workspace(grace=_GRACE) as workspace:
-                    output = workspace.path / "output"
-                    words = [str(output) if word == "{output}" else word for word in argv]
-                    completed = await workspace.run(words, env=env, stdin=stdin, cwd=cwd)
-                    return completed, await in_thread(_content, output)
-            except GuardLostError:
-                continue
-        text = f"{argv[0]}: its guard was killed, twice"
-        raise CompilerCrashedError(CompileFailure(reason="spawn", text=text))
-    text = f"{argv[0]}: stopped after {seconds:g} s"
-    raise CompileTimeoutError(CompileFailure(reason="timeout", text=text, seconds=time.monotonic() - began))
+
+    async def run(workspace: GuardedWorkspace) -> tuple[Completed, bytes]:
+        output = workspace.path / "output"
+        words = [str(output) if word == "{output}" else word for word in argv]
+        completed = await workspace.run(words, env=env, stdin=stdin, cwd=cwd)
+        return completed, await in_thread(_content, output)
+
+    return await aside(run, name=argv[0], timeout=seconds)
 
 
 def _content(path: Path) -> bytes:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from acache import _process
 from acache._errors import CompilerCrashedError, CompilerNotFoundError, CompileTimeoutError
 from acache._process import GuardLostError, open_workspace
-from acache.compilers import _aside
 from acache.compilers._aside import run_aside
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ async def test_two_killed_guards_are_a_crash(monkeypatch: pytest.MonkeyPatch) ->
             raise GuardLostError
             yield workspace
 
-    monkeypatch.setattr(_aside, "open_workspace", losing)
+    monkeypatch.setattr(_process, "open_workspace", losing)
     with pytest.raises(CompilerCrashedError, match="twice") as caught:
         await run_aside(["true"], **ASIDE)
     assert caught.value.failure.reason == "spawn"
