@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from errno import EAGAIN, EBUSY, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC, ESTALE, ETIMEDOUT
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,6 +33,10 @@ __all__ = ["Directory"]
 
 T = TypeVar("T")
 
+PROBE_AGAIN = 60.0
+"""Seconds after which a probe that met a passing fault is made again."""
+PASSING = frozenset({EMFILE, ENFILE, EAGAIN, ENOMEM, ENOSPC, EDQUOT, EIO, ESTALE, EBUSY, ETIMEDOUT})
+
 _ADVICE = {
     Level.LINKLESS: "leases are made by exclusive create instead of link",
     Level.PROCESS: "processes cannot coordinate there, so each compiles for itself",
@@ -51,6 +56,7 @@ class Directory:
     ) -> None:
         self.root = root
         self._found: Probe | None = None
+        self._probe_again = 0.0
         self._settings = settings
         self._workers = workers
         self._report = report
@@ -93,15 +99,19 @@ class Directory:
     async def ready(self) -> Level:
         """Find out once what the directory can do: before the first acquire, never on a hit.
 
+        What a passing fault prevented (a full disk, no descriptors) is tried again after `PROBE_AGAIN`.
         Each step down the ladder is one event and one warning, which name folder, mount and reason.
 
         :raises StoreError: only with ``strict``, each time: processes cannot coordinate there.
         """
         async with self._probing:
-            if self._found is None:
+            known, now = self._found, anyio.current_time()
+            if known is None or (known.errno in PASSING and now >= self._probe_again):
                 self._found = await self._probed()
-                self._adapt(self._found)
+                self._probe_again = now + PROBE_AGAIN
+                self._adapt(self._found, news=known is None or known.level is not self._found.level)
         found = self._found
+        assert found is not None
         if self._settings.strict and found.level in (Level.PROCESS, Level.NONE):
             raise StoreError(f"the cache directory is degraded: {found.reason}", self.root, found.errno)
         return found.level
@@ -123,7 +133,7 @@ class Directory:
         except OSError as error:
             return Probe(Level.NONE, error.strerror or str(error), error.errno)
 
-    def _adapt(self, found: Probe) -> None:
+    def _adapt(self, found: Probe, *, news: bool) -> None:
         layout = self._layout or self.unsurveyed()
         me = layout.trust.me if found.owner is None else layout.trust.me | {found.owner}
         self._layout = replace(
@@ -131,7 +141,7 @@ class Directory:
             trust=replace(layout.trust, me=me),
             linkless=found.level is Level.LINKLESS,
         )
-        if found.level is not Level.SHARED:
+        if news and found.level is not Level.SHARED:
             self._degraded(found)
 
     def _degraded(self, found: Probe) -> None:

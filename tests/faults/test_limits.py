@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+
 import anyio
 import pytest
 
 import acache
+from acache._fs import OsFileSystem
+from acache._probe import Level
 from tests.faults import worker
 from tests.faults.leases import leftovers
 from tests.process.fleet import Fleet, launches
@@ -100,3 +104,30 @@ def test_a_compiler_that_cannot_be_started_gives_the_lease_back(anyio_backend, p
     assert (report["origin"], report["errors"]) == ("compiled", [])
     assert report["stats"]["takeovers"] == 0
     assert launches(place / "log") == 1
+
+
+async def test_a_probe_that_met_a_passing_fault_is_made_again(cache_dir, monkeypatch):
+    class NoDescriptors(OsFileSystem):
+        out = True
+
+        def create(self, path, chunks, durable):
+            if self.out:
+                raise OSError(errno.EMFILE, "Too many open files", path)
+            super().create(path, chunks, durable)
+
+    async def compile():
+        return b"artifact"
+
+    fs = NoDescriptors()
+    cache = acache.Cache(cache_dir)
+    cache._fs = fs
+    async with cache:
+        await cache.get_or_compile(acache.key(number=1), compile)
+        assert cache.stats().uncoordinated_compiles == 1
+        fs.out = False
+        await cache.get_or_compile(acache.key(number=2), compile)
+        assert cache.stats().uncoordinated_compiles == 2  # not asked again at once
+        monkeypatch.setattr(cache._live.directory, "_probe_again", 0.0)
+        await cache.get_or_compile(acache.key(number=3), compile)
+        assert cache.stats().uncoordinated_compiles == 2
+        assert cache._live.directory.level is Level.SHARED
