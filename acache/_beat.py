@@ -65,6 +65,8 @@ def _beat_open(
     record = yield ("pread", fd, RECORD_SIZE, 0)
     if record[NONCE_AT:NONCE_END] != nonce.encode():
         return "foreign"
+    if record[:20] == b"9" * 20:
+        return "gone"  # its holder said so, in place
     if (yield ("exists", successor)):
         return "superseded"
     # Only these 40 bytes, in place: a rewrite of the whole record tears concurrent reads.
@@ -91,8 +93,10 @@ def perform(operation: tuple[Any, ...]) -> Any:
         case ("exists", path):
             try:
                 posix.close(posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC))
-            except FileNotFoundError:
-                return False
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ESTALE):
+                    return False
+                raise
             return True
         case ("refresh", folder):
             return posix.close(posix.open(folder, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_DIRECTORY))

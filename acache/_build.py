@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from contextlib import suppress
@@ -19,7 +20,7 @@ from acache._models import Artifact, CompileFailure, Origin
 from acache._policy import next_delay
 from acache._probe import Level
 from acache._process import GuardLostError
-from acache._protocol import Sighting, Wait, conclude
+from acache._protocol import OVERSIZED, UNKEPT, Sighting, Wait, conclude
 from acache._report import logger
 from acache._store import Layout, Subject, fresh_nonce
 
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["Builder", "Errand", "Landing"]
 
 Landing: TypeAlias = Artifact | CompileFailure
-
-UNKEPT = -1.0
-"""Recorded seconds of a mark for what cannot be kept: below every threshold, so everybody obeys it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +81,8 @@ class Errand:
     flight: Flight[Landing]
     wait: Wait
     layout: Layout
+    nested: bool = False
+    """Asked for from inside another compile of this process."""
     claim: Claim | None = None
     lease: Lease | None = None
     waiting_for: str | None = None
@@ -280,15 +280,16 @@ class Builder:
         if plan.mark_cheap:
             self._report.tell(_events.Cheap(key=errand.key, label=errand.job.label, seconds=seconds))
             return _moves.Bequest(cheap=encode_cheap(caption, seconds))
-        unkept = encode_cheap(replace(caption, nonce=fresh_nonce()), UNKEPT)
+        again = replace(caption, nonce=fresh_nonce())
         size, limit = outcome.artifact.size, settings.max_entry_bytes
         try:
             if size <= limit:
-                return _moves.Bequest(encode_artifact(caption, outcome.artifact, seconds), unkept)
+                chunks = encode_artifact(caption, outcome.artifact, seconds)
+                return _moves.Bequest(chunks, encode_cheap(again, UNKEPT))
         except ValueError as error:  # metadata beyond what a header holds
             logger.warning("%s is not kept: %s", errand.job.label or errand.key.hex[:12], error)
         self._report.tell(_events.Oversized(key=errand.key, label=errand.job.label, size=size, limit=limit))
-        return _moves.Bequest(unkept=unkept)
+        return _moves.Bequest(unkept=encode_cheap(again, OVERSIZED))
 
     async def settle(self, errand: Errand, lease: Lease | None, bequest: _moves.Bequest) -> OSError | None:
         """Write and give back; faults are told, never raised (but with ``strict``).
@@ -297,6 +298,8 @@ class Builder:
         """
         if lease is None and bequest == _moves.Bequest(withdraw=True):
             return None
+        if lease is not None and lease.pid != os.getpid():
+            return None  # a forked child inherits the nonce, and owns nothing
         if lease is not None:
             errand.lease = None
         fault: OSError | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, final
 
@@ -15,7 +15,7 @@ from anyio import lowlevel
 from acache import _events, _host, _keys, _moves, _policy, _store
 from acache._beats import Beats
 from acache._build import Builder
-from acache._checks import check_abandon, check_key, check_label, check_seconds, prepared
+from acache._checks import check_abandon, check_directory, check_key, check_label, check_seconds, prepared
 from acache._describe import entry_info, status_of
 from acache._directory import Directory
 from acache._errors import (
@@ -72,6 +72,9 @@ _ERRORS: dict[str, type[CompileError]] = {
 
 CLOSING_LIMIT = 5.0
 """Seconds that a move in the directory may still take once the cache is closing."""
+_above: ContextVar[tuple[Key, ...]] = ContextVar("acache_above", default=())
+"""The keys whose compiles this code runs in, outermost first."""
+
 _hashers = Crew("acache_hashers", 4)
 
 
@@ -106,7 +109,7 @@ class Cache:
             raise ValueError(f"namespace must be a non-empty str or None, not {namespace!r}")
         if settings is not None and not isinstance(settings, Settings):
             raise TypeError(f"settings must be acache.Settings, not {type(settings).__name__}")
-        self._given_directory = None if directory is None else os.fspath(directory)
+        self._given_directory = None if directory is None else check_directory(directory)
         self._given_settings = settings or Settings()
         self._namespace = namespace
         self._report = Report(on_event)
@@ -166,8 +169,8 @@ class Cache:
         but for a cancellation that only says that something in here broke: then that leaves.
         """
         live, self._live, self._over = self._live, None, True
-        if live is None:
-            return
+        if live is None or live.pid != os.getpid():
+            return  # a forked child owns nothing of it
         broken = live.group.cancel_scope.cancel_called and isinstance(error, anyio.get_cancelled_exc_class())
         try:
             live.flights.close()
@@ -225,6 +228,7 @@ class Cache:
             setting.
         :raises CompileError: the compile failed, here or with the holder that we waited for.
         :raises CacheClosedError: the cache is not open here, or was closed meanwhile.
+        :raises RuntimeError: ``compile`` asks for its own key. (It may ask for others: those need no slot.)
         :raises Exception: what ``compile`` raised, the same object for every caller who joined.
         """
         live = self._open_here()
@@ -282,13 +286,16 @@ class Cache:
             if kept is not None:
                 await lowlevel.checkpoint()
                 return kept
+        above = _above.get()
+        if key in above:
+            raise RuntimeError("a compile asks for its own key, and would wait for itself")
         present = live.flights.find(key)
         if present is not None:
             event = _events.Coalesced(key=key, label=job.label, callers=present.callers + 1)
             self._report.tell(event, coalesced=1)
         landing = await live.flights.join(
             key,
-            partial(self._fly, live, key, job),
+            partial(self._fly, live, key, job, above),
             deadline=anyio.current_time() + _policy.deadline_of(limit, random.random()),
             on_abandon=on_abandon or settings.on_abandon,
         )
@@ -296,8 +303,12 @@ class Cache:
             raise error_for(landing)
         return landing
 
-    async def _fly(self, live: _Live, key: Key, job: Job, flight: Flight[Landing]) -> Landing:
-        landing = await live.coordinator.obtain(key, live.subject(key), job, flight)
+    async def _fly(
+        self, live: _Live, key: Key, job: Job, above: tuple[Key, ...], flight: Flight[Landing]
+    ) -> Landing:
+        _above.set((*above, key))  # in the flight's own context
+        subject = live.subject(key)
+        landing = await live.coordinator.obtain(key, subject, job, flight, nested=bool(above))
         if isinstance(landing, Artifact) and live.settings.mode != "off":
             live.memory.put(key, landing, landing.size)
         return landing

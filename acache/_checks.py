@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 from acache._keys import Key
 from acache._models import PreparingCompiler, Request
 
-__all__ = ["check_abandon", "check_key", "check_label", "check_seconds", "prepared"]
+__all__ = ["check_abandon", "check_directory", "check_key", "check_label", "check_seconds", "prepared"]
 
+LONGEST_LABEL = 1000
 LONGEST_WAIT = 1e8
 """Seconds, as in the settings: nobody waits without a bound."""
 
@@ -47,9 +50,12 @@ def check_label(label: object) -> None:
     """Refuse what is not a label.
 
     :raises TypeError: names the argument.
+    :raises ValueError: longer than any name.
     """
     if label is not None and not isinstance(label, str):
         raise TypeError(f"label must be a str or None, not {type(label).__name__}")
+    if label is not None and len(label) > LONGEST_LABEL:
+        raise ValueError(f"label has {len(label)} characters; {LONGEST_LABEL} are enough for people")
 
 
 def check_key(key: object) -> None:
@@ -59,3 +65,18 @@ def check_key(key: object) -> None:
     """
     if not isinstance(key, Key):
         raise TypeError(f"key must be an acache.Key, made by acache.key(...), not {type(key).__name__}")
+
+
+def check_directory(directory: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+    """Return a directory as text.
+
+    :raises ValueError: no path can be that.
+    """
+    path = os.fsdecode(directory)
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        path = ""
+    if not path or "\0" in path:
+        raise ValueError(f"directory must be a path, not {directory!r}; None means the default one")
+    return path

@@ -126,7 +126,7 @@ class Published(Event):
     size: int
     """Bytes of the whole file."""
     seconds: float
-    """What writing took."""
+    """What its compile took; 0 where it was handed in."""
 
 
 @final
@@ -153,7 +153,7 @@ class Takeover(Event):
 
     host: str | None = None
     pid: int | None = None
-    verdict: Literal["identity", "silence"]
+    verdict: Literal["identity", "silence", "resigned"]
     """How it was found dead: its process is gone, or its beats stood still for the ttl."""
 
 
@@ -165,13 +165,13 @@ class Hedge(Event):
     host: str | None = None
     pid: int | None = None
     waited: float
-    """Seconds since we first saw that holder."""
+    """Seconds since the wait began."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Superseded(Event):
-    """Another process took over our lease while we compile; we go on, and stop if its artifact is first."""
+    """Another process published an artifact while we compiled; ours was stopped, or ended for nothing."""
 
 
 @final
@@ -210,7 +210,7 @@ class StoreFault(Event):
     """A file operation in the cache directory failed; at worst a compile follows."""
 
     operation: str
-    """The operation, by its short name: ``open``, ``link``, ``rename``, ..."""
+    """What was being done: ``look``, ``acquire``, ``publish``, ``get``, ``put``, ``delete``, ..."""
     path: str
     errno: int | None = None
     message: str
@@ -284,7 +284,7 @@ class Stats:
     evicted: int = 0
     """Entries removed to stay within the disk budget."""
     corrupt: int = 0
-    """Entries and records that did not pass their own check."""
+    """Entries that did not pass their own check."""
     untrusted: int = 0
     """Entries passed over for their owner."""
     store_errors: int = 0
@@ -311,7 +311,7 @@ class Counters:
     __slots__ = ("_lock", "_values")
 
     def __init__(self) -> None:
-        # Worker threads of the store count too, and `+=` on a dict item is not atomic.
+        # Any thread may ask for a snapshot, and it is to be consistent.
         self._lock = threading.Lock()
         self._values: dict[str, float] = {each.name: each.default for each in fields(Stats)}  # type: ignore[misc]
 

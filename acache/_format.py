@@ -174,7 +174,8 @@ def encode_artifact(caption: Caption, artifact: Artifact, seconds: float) -> lis
     views = {name: artifact.view(name).cast("B") for name in artifact.parts}
     header = caption.header()
     metadata = dict(artifact.metadata)
-    header.update(seconds=seconds, log=metadata.pop("log", None), metadata=metadata)
+    log = metadata.pop("log") if metadata.get("log") is not None else None
+    header.update(seconds=seconds, log=log, metadata=metadata)
     # The table holds offsets, and they depend on the header's own length: the parts are therefore
     # placed relative to the first aligned offset behind the header.
     table, at = [], 0
@@ -303,6 +304,8 @@ _CHECK = slice(106, 138)
 _TAIL_AT = 138
 NONCE = re.compile(rb"[0-9a-f]{32}")
 CLOSED, HEDGE = 1, 2
+RESIGNED = 10**20 - 1
+"""The beat counter of a holder that left and could not seal: twenty nines, where no beat will get to."""
 MOST_MS = 10**10 - 1
 TAIL_FIELDS = ("boot_id", "pidns", "timens", "pid", "starttime", "host", "usual_ms", "label")
 
@@ -326,6 +329,11 @@ class Record:
     tail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def resigned(self) -> bool:
+        """Whether the holder said in place that it has left: as good as dead, at once."""
+        return self.counter == RESIGNED
+
+    @property
     def usual(self) -> float | None:
         """Seconds that the label usually takes, as the holder knew it."""
         usual = self.tail.get("usual_ms")
@@ -334,7 +342,7 @@ class Record:
     @property
     def age(self) -> float:
         """Seconds since the holder began, to within a heartbeat: its beats times their interval."""
-        return max(0, self.counter) * self.interval_ms / 1000
+        return 0.0 if self.resigned else max(0, self.counter) * self.interval_ms / 1000
 
 
 def encode_beat(counter: int, progress: int) -> bytes:

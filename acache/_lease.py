@@ -74,18 +74,21 @@ class Coordinator:
         self._slots = slots
         self._builder = builder
 
-    async def obtain(self, key: Key, subject: Subject, job: Job, flight: Flight[Landing]) -> Landing:
+    async def obtain(
+        self, key: Key, subject: Subject, job: Job, flight: Flight[Landing], *, nested: bool = False
+    ) -> Landing:
         """Return what is in the directory, what another process makes, or what we compile.
 
         Cancellation stops our compile and gives the lease back before it is passed on.
 
+        :param nested: asked for by a compile that holds a slot, which must not wait for another.
         :raises Exception: what the caller's own compile function raised.
         """
         layout = self._directory.unsurveyed()
         if self._settings.mode != "off":
             with flight.until_deadline(at_least=LOOK_LIMIT):
                 layout = await self._directory.layout()
-        errand = Errand(key, subject, job, flight, self._begin(layout), layout)
+        errand = Errand(key, subject, job, flight, self._begin(layout), layout, nested)
         try:
             return await (
                 self._just_compile(errand) if self._settings.mode == "off" else self._pursue(errand)
@@ -112,9 +115,12 @@ class Coordinator:
         errand.claim = self._slots.claim()
         granted = anyio.Event()
         errand.claim.subscribe(granted.set)
-        with errand.flight.until_deadline():
-            await granted.wait()
-        landing = await self._builder.compile(errand, None, "missing" if errand.claim.granted else "deadline")
+        if not errand.nested:
+            with errand.flight.until_deadline():
+                await granted.wait()
+        landing = await self._builder.compile(
+            errand, None, "missing" if errand.claim.granted or errand.nested else "deadline"
+        )
         assert landing is not None  # nobody watches, so nobody supersedes
         return landing
 
@@ -248,8 +254,8 @@ class Coordinator:
     # --- slots ---------------------------------------------------------------------------------
 
     def _may_begin(self, errand: Errand) -> bool:
-        """Whether a local compile slot is ours; past the deadline none is needed."""
-        if anyio.current_time() >= errand.flight.deadline:
+        """Whether a local compile slot is ours; past the deadline, and inside a compile, none is needed."""
+        if errand.nested or anyio.current_time() >= errand.flight.deadline:
             return True
         if errand.claim is None:
             errand.claim = self._slots.claim()

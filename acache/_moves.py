@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from errno import EACCES, EEXIST, EMLINK, ENOENT, ENOSYS, EOPNOTSUPP, EPERM, EXDEV
 from typing import TYPE_CHECKING, Any
 
-from acache._format import RECORD_BYTES, Record, decode_record, encode_record
+from acache._format import RECORD_BYTES, RESIGNED, Record, decode_record, encode_record
 from acache._host import judge_identity
 from acache._protocol import Chain, Sighting, Slot
 from acache._store import (
@@ -199,7 +199,12 @@ def claim(layout: Layout, paths: Paths, follows: str | None, record: Record) -> 
     except OSError as error:
         refused = error
     yield from unlink_quietly(temporary)
-    there = yield from read_slot(paths, follows)
+    try:
+        there = yield from read_slot(paths, follows)
+    except OSError:
+        if refused is None:
+            return True  # link said yes, and nobody says otherwise: a lease that nobody owns would be worse
+        raise
     if there is not None:
         return there.nonce == record.nonce
     if refused is not None and refused.errno in LINK_REFUSED:
@@ -213,7 +218,7 @@ def claim_exclusively(layout: Layout, paths: Paths, follows: str | None, data: b
     """Make a slot without link; whoever made one and cannot write it unlinks it at once."""
     path = paths.slot(follows)
     try:
-        yield ("create", path, (data,), layout.durable)
+        yield ("create", path, (data,), False)
     except OSError as error:
         if error.errno == ENOENT:
             yield ("mkdir", paths.folder)
@@ -292,7 +297,11 @@ def release(
         release would evict the healthy original.
     :param failure: the chunks of ``K.err``, written only while the root leads to me.
     """
-    if not (yield from seal(layout, lease)):
+    try:
+        if not (yield from seal(layout, lease)):
+            return False
+    except OSError:
+        yield from resign(lease)
         return False
     if not (withdraw and lease.rival):
         chain = yield from walk(layout, lease.paths)
@@ -311,11 +320,33 @@ def release(
 
 
 def seal(layout: Layout, lease: Lease) -> Steps[bool]:
-    """Close my successor slot; False: somebody else holds it, or it cannot be written."""
+    """Close my successor slot; False: somebody else holds it.
+
+    :raises OSError: it cannot be written.
+    """
+    return (yield from claim(layout, lease.paths, lease.nonce, draw_record(layout, closed=True)))
+
+
+def resign(lease: Lease) -> Steps[None]:
+    """Say in place that I have left, where no seal can be written: a full disk still takes that.
+
+    Otherwise my record would look alive until its silence is long enough, and every newcomer would wait.
+    Whoever comes takes over from me as from the dead; I touch nothing after this.
+    """
     try:
-        return (yield from claim(layout, lease.paths, lease.nonce, draw_record(layout, closed=True)))
+        fd: int = yield ("open_rw", lease.slot)
     except OSError:
-        return False
+        return
+    try:
+        data: bytes = yield ("pread", fd, RECORD_BYTES, 0)
+        if decode_record(data, "").nonce == lease.nonce:
+            yield ("pwrite", fd, b"%020d" % RESIGNED, 0)
+    except OSError:
+        pass  # then silence has to say it
+    try:
+        yield ("close", fd)
+    except OSError:
+        pass
 
 
 def unlink_own(lease: Lease) -> Steps[None]:
@@ -358,6 +389,8 @@ def settle(layout: Layout, subject: Subject, lease: Lease | None, bequest: Beque
     """Publish before release, in one move; returns the fault that prevented a publication."""
     fault: OSError | None = None
     try:
+        if (yield from read_artifact(layout, subject)).what == "foreign":
+            bequest = Bequest(withdraw=True)  # a later format's entry appeared: it is never overwritten
         if bequest.artifact is not None:
             yield from publish(layout, subject.paths, subject.paths.art, bequest.artifact)
         elif bequest.cheap is not None:

@@ -40,7 +40,7 @@ __all__ = [
 
 Seen: TypeAlias = Literal["absent", "artifact", "cheap", "bad", "foreign", "untrusted"]
 Why: TypeAlias = Literal["missing", "takeover", "hedge"]
-Verdict: TypeAlias = Literal["identity", "silence"]
+Verdict: TypeAlias = Literal["identity", "silence", "resigned"]
 AloneWhy: TypeAlias = Literal["deadline", "cheap", "uncoordinated"]
 
 
@@ -175,9 +175,19 @@ Action: TypeAlias = Use | Share | LookAt | Acquire | CompileAlone
 # --- rules ---------------------------------------------------------------------------------------
 
 
-def obeys_cheap(recorded: float, threshold: float) -> bool:
-    """A cheap mark binds those who would not persist such a compile either; the rest take the lease."""
-    return recorded < threshold
+UNKEPT, OVERSIZED = -1.0, -2.0
+"""Recorded seconds of marks for an artifact that could not be published: by a fault, or for its size."""
+
+
+def obeys_cheap(recorded: float, threshold: float, *, is_new: bool = True) -> bool:
+    """A cheap mark binds those who would not persist such a compile either; the rest take the lease.
+
+    A mark for what a fault kept from being published (a full disk) binds those who waited for it, so that
+    they compile at once and in parallel; who finds it there later tries anew.
+
+    :param is_new: it was not there when this wait began.
+    """
+    return is_new if recorded == UNKEPT else recorded < threshold
 
 
 def honours(
@@ -275,6 +285,7 @@ class Wait:
     watched: set[str] = field(default_factory=set)
     _looks: int = 0
     _first_failure: str | None = None
+    _first_mark: str | None = None
     _tail: TailWatch | None = None
     _vanished: float | None = None
     _delay: float = 0.0
@@ -290,15 +301,17 @@ class Wait:
             return CompileAlone("uncoordinated", seen.chain.broken)
         tail = seen.chain.tail
         self._watch(seen.chain, now)
-        if overdue:
-            return CompileAlone("deadline")
         if tail is None:
-            return self._nobody(now)
+            return self._nobody(now, overdue=overdue)
         assert self._tail is not None
+        if tail.record.resigned:
+            return Acquire(tail.record.nonce, "takeover", tail.record, "resigned")
         if seen.chain.tail_is_dead:
             return Acquire(tail.record.nonce, "takeover", tail.record, "identity")
         if is_silent(self._tail, effective_ttl(tail.record, self.terms.ttl)):
             return Acquire(tail.record.nonce, "takeover", tail.record, "silence")
+        if overdue:
+            return CompileAlone("deadline")
         if is_hedgeable(self._tail, tail.record, now, self.terms.hedge_after):
             return Acquire(tail.record.nonce, "hedge", tail.record)
         return self._later(now, eager=tail.record.closed)
@@ -363,10 +376,14 @@ class Wait:
             )
         ):
             return Share(failure)
+        if is_first and art.what == "cheap":
+            self._first_mark = art.identity
         if (
             art.what == "cheap"
             and art.identity not in self.rejected
-            and obeys_cheap(art.seconds, self.terms.min_compile_seconds)
+            and obeys_cheap(
+                art.seconds, self.terms.min_compile_seconds, is_new=art.identity != self._first_mark
+            )
         ):
             return CompileAlone("cheap")
         return None
@@ -385,9 +402,9 @@ class Wait:
         else:
             self._tail.look(tail.record, now, effective_ttl(tail.record, self.terms.ttl))
 
-    def _nobody(self, now: float) -> Action:
+    def _nobody(self, now: float, *, overdue: bool) -> Action:
         """No lease: take the root, but give a result that was just published time to show."""
-        if self.watched and self.terms.grace > 0:
+        if self.watched and self.terms.grace > 0 and not overdue:
             if self._vanished is None:
                 self._vanished, self._delay = now, 0.0
             if now - self._vanished < self.terms.grace:

@@ -294,7 +294,10 @@ def _parse_size(text: str) -> int:
         return int(number) * factor
     if factor == 1:  # there is no half byte
         raise ValueError(text)
-    return int(float(number) * factor)
+    try:
+        return int(float(number) * factor)
+    except OverflowError:
+        raise ValueError(text) from None
 
 
 def _check_together(settings: Settings, spelled: Callable[[str], str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import EEXIST, EFBIG, EINVAL, EISDIR, ELOOP, ENOENT, ENOTDIR, ENOTEMPTY, ESTALE
 from typing import TYPE_CHECKING
 
@@ -280,11 +280,13 @@ def unlink_quietly(path: str) -> Steps[bool]:
 # --- publishing ----------------------------------------------------------------------------------
 
 
-def write_temporary(layout: Layout, paths: Paths, chunks: Sequence[Buffer]) -> Steps[str]:
+def write_temporary(
+    layout: Layout, paths: Paths, chunks: Sequence[Buffer], *, durable: bool = False
+) -> Steps[str]:
     """Write a whole temporary beside its target, making the folder if need be, and return its path."""
     temporary = paths.temporary()
     try:
-        yield ("create", temporary, chunks, layout.durable)
+        yield ("create", temporary, chunks, durable)
         return temporary
     except OSError as error:
         if error.errno != ENOENT:
@@ -293,7 +295,7 @@ def write_temporary(layout: Layout, paths: Paths, chunks: Sequence[Buffer]) -> S
     yield ("mkdir", paths.folder)
     temporary = paths.temporary()
     try:
-        yield ("create", temporary, chunks, layout.durable)
+        yield ("create", temporary, chunks, durable)
     except OSError:
         yield from unlink_quietly(temporary)
         raise
@@ -305,7 +307,7 @@ def publish(layout: Layout, paths: Paths, target: str, chunks: Sequence[Buffer])
 
     :raises OSError: nothing was changed, and no temporary is left (unless the disk refuses that too).
     """
-    temporary = yield from write_temporary(layout, paths, chunks)
+    temporary = yield from write_temporary(layout, paths, chunks, durable=layout.durable)
     try:
         try:
             yield ("rename", temporary, target)
@@ -343,7 +345,10 @@ def make_way(layout: Layout, subject: Subject) -> Steps[None]:
     take the lease and compile, one after the other.
     """
     present = yield from read_artifact(layout, subject)
-    if present.what in ("bad", "untrusted") and not (yield from unlink_quietly(subject.paths.art)):
+    passing = present.what == "cheap" and present.seconds < 0  # a mark of what could not be kept is renewed
+    if not (passing or present.what in ("bad", "untrusted")):
+        return
+    if not (yield from unlink_quietly(subject.paths.art)):
         try:
             yield ("rename", subject.paths.art, subject.paths.temporary())  # a folder
         except OSError:
@@ -464,6 +469,6 @@ def write_usual(layout: Layout, label: str, seconds: float) -> Steps[None]:
     paths, target = _usual_paths(layout, label)
     text = json.dumps({"label": label[:200], "seconds": round(usual, 3)}).encode()
     try:
-        yield from publish(layout, paths, target, (text,))
+        yield from publish(replace(layout, durable=False), paths, target, (text,))
     except OSError:
         return  # without it a hedge waits a little longer: no reason to bother anybody

@@ -13,6 +13,7 @@ import math
 import os
 import queue
 import threading
+import time
 from errno import EAGAIN, ETIMEDOUT
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -42,16 +43,14 @@ class NoThreadError(OSError):
 class _Work(Generic[T]):
     """One piece of work on its way to a thread and back."""
 
-    __slots__ = ("call", "done", "dropped", "error", "finished", "late", "result", "started")
+    __slots__ = ("call", "done", "dropped", "error", "late", "result")
 
     def __init__(self, call: Callable[[], T]) -> None:
         self.call = call
         self.done = anyio.Event()
         self.result: T
         self.error: BaseException | None = None
-        self.started = self.finished = False
-        self.dropped = False
-        self.late = False
+        self.dropped = self.late = False
 
 
 class Workers:
@@ -69,7 +68,7 @@ class Workers:
         self._lock = threading.Lock()
         self._threads = 0
         self._idle = 0
-        self._late = 0
+        self._running: dict[_Work[Any], float] = {}
         self._schedule: Callable[[Callable[[], object]], object] | None = None
         self._waits: set[anyio.CancelScope] = set()
         self._closed = False
@@ -85,7 +84,7 @@ class Workers:
         """
         if self._closed:
             raise CacheClosedError("this Cache was closed meanwhile; make a new one")
-        if self._late >= self._size:
+        if self._stuck() >= self._size:
             raise OSError(ETIMEDOUT, "every worker thread is stuck in the cache directory")
         work = _Work(call)
         scope = anyio.CancelScope(deadline=anyio.current_time() + self._patience, shield=not abandon)
@@ -99,6 +98,7 @@ class Workers:
             if not work.done.is_set():
                 self._leave(work)
         if not work.done.is_set():
+            work.late = True
             raise OSError(ETIMEDOUT, f"the cache directory did not answer within {self._patience:g} s")
         if work.error is not None:
             raise work.error
@@ -149,12 +149,16 @@ class Workers:
             self._queue.get_nowait()  # this very work: without a thread there is no other
         raise NoThreadError
 
+    def _stuck(self) -> int:
+        """Count the threads whose call takes longer than anybody waits for it."""
+        with self._lock:
+            limit = time.monotonic() - self._patience
+            return sum(work.late or began <= limit for work, began in self._running.items())
+
     def _leave(self, work: _Work[Any]) -> None:
         """The caller goes away; work that no thread has begun is not begun any more."""
         with self._lock:
             work.dropped = True
-            work.late = work.started and not work.finished
-            self._late += work.late
 
     def _loop(self) -> None:
         while True:
@@ -163,15 +167,15 @@ class Workers:
                 return
             with self._lock:
                 begin = not work.dropped
-                work.started = begin
+                if begin:
+                    self._running[work] = time.monotonic()
             if begin:
                 try:
                     work.result = work.call()
                 except BaseException as error:
                     work.error = error
             with self._lock:
-                work.finished = True
-                self._late -= work.late
+                self._running.pop(work, None)
                 self._idle += 1
             if begin and self._schedule is not None:
                 with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits

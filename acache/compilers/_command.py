@@ -59,6 +59,8 @@ class Command:
     :param outputs: names of the files that the program writes; each becomes a part of the artifact, in this
         order.
     :param env: names of the environment variables that the program is given; their values are key material.
+        Without ``PATH`` among them it gets the system's default one: helpers that it starts by name cannot
+        differ between callers unseen.
     :param toolchain: the file or files whose content stands for the program in keys; by default the program
         itself. Give the libraries, scripts or data that it loads; or, where ``argv`` names a wrapper that
         only counts or logs, the program behind it.
@@ -192,7 +194,10 @@ class Command:
         program = await in_thread(_locate, self.argv[0])
         await in_thread(self._lay, prepared, workspace.path)
         completed = await workspace.run(
-            [program, *self.argv[1:]], env=passed(prepared.env), stdin=prepared.stdin, cwd=workspace.path
+            [program, *self.argv[1:]],
+            env={"PATH": os.defpath, **passed(prepared.env)},
+            stdin=prepared.stdin,
+            cwd=workspace.path,
         )
         if not completed.ok:
             raise error_of(completed, workspace.path)

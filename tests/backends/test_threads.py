@@ -96,7 +96,7 @@ async def test_patience_ends_and_the_thread_counts_as_stuck_until_it_returns():
         await workers.run(never)
     assert caught.value.errno == errno.ETIMEDOUT
     stuck.go.set()
-    await until(lambda: stuck.ended == 2 and workers._late == 0)
+    await until(lambda: stuck.ended == 2 and workers._stuck() == 0)
     assert await workers.run(lambda: "recovered") == "recovered"
     workers.close()
     await until(lambda: not worker_threads())
@@ -130,6 +130,21 @@ async def test_a_read_is_abandoned_at_once_and_a_write_is_waited_for():
     await until(lambda: not worker_threads())
 
 
+async def test_reads_that_were_abandoned_do_not_make_a_healthy_directory_look_stuck():
+    workers = Workers(size=2)
+    stuck = Stuck()
+    for _ in range(2):
+        with anyio.move_on_after(0.02):
+            await workers.run(stuck, abandon=True)
+    async with anyio.create_task_group() as group:
+        group.start_soon(workers.run, lambda: None)
+        await anyio.lowlevel.checkpoint()
+        stuck.go.set()
+    assert await workers.run(lambda: "next") == "next"
+    workers.close()
+    await until(lambda: not worker_threads())
+
+
 async def test_work_that_nobody_waits_for_is_not_begun():
     workers = Workers(size=1)
     stuck, later = Stuck(), []
@@ -155,9 +170,9 @@ async def test_a_native_cancellation_pierces_the_wait_and_nothing_more():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert workers._late == 1
+    assert len(workers._running) == 1
     stuck.go.set()
-    await until(lambda: workers._late == 0)
+    await until(lambda: not workers._running)
     assert await workers.run(lambda: "next") == "next"
     workers.close()
     await until(lambda: not worker_threads())
@@ -400,13 +415,13 @@ async def test_when_every_thread_is_stuck_calls_fail_over_at_once_and_recover(ca
             await until(lambda: len(flights(cache)) == 0)
             for number in range(2):
                 assert await cache.get(acache.key(n=number)) is None
-            await until(lambda: cache._live.workers._late >= 2)
+            await until(lambda: cache._live.workers._stuck() >= 2)
             calls = fs.calls
             for number in range(20):
                 key = acache.key(n=number)
                 assert (await cache.get_or_compile(key, Gate(open=True))).data == b"artifact"
             assert fs.calls == calls  # nobody even tried
-        await until(lambda: cache._live.workers._late == 0)
+        await until(lambda: cache._live.workers._stuck() == 0)
         assert (await cache.get_or_compile(KEY, never)).origin is acache.Origin.DISK
 
 

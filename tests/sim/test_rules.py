@@ -485,7 +485,7 @@ def test_a_cheap_mark_binds_nobody_who_would_persist(broken: Break):
         return alone + len(leaders)
 
     assert scenario() == 1
-    broken(_protocol, "obeys_cheap", lambda recorded, threshold: True)
+    broken(_protocol, "obeys_cheap", lambda recorded, threshold, **_: True)
     assert scenario() == 4
 
 

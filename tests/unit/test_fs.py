@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -117,21 +118,25 @@ def test_creation_is_exclusive_and_follows_no_link(tmp_path: Path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-@pytest.fixture
-def small_files() -> Iterator[int]:
-    """Let no file grow beyond that many bytes."""
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """Let no file grow beyond that many bytes; for one call only, since it holds for pytest's own log too."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    yield 4096
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    signal.signal(signal.SIGXFSZ, handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_write_that_fails_half_way_is_told_and_leaks_no_descriptor(tmp_path: Path, small_files: int):
+def test_a_write_that_fails_half_way_is_told_and_leaks_no_descriptor(tmp_path: Path):
     path = tmp_path / "file"
-    assert raised(FS.create, str(path), (bytes(small_files), b"more"), False) == errno.EFBIG
-    assert path.stat().st_size == small_files  # torn; whoever made it unlinks it
+    with no_file_beyond(4096):
+        answer = raised(FS.create, str(path), (bytes(4096), b"more"), False)
+    assert answer == errno.EFBIG
+    assert path.stat().st_size == 4096  # torn; whoever made it unlinks it
 
 
 def test_link_rename_and_unlink(tmp_path: Path):

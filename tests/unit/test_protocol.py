@@ -260,7 +260,7 @@ def test_a_holder_that_beats_without_progress_is_hedged_once():
 
 def test_the_deadline_ends_the_wait_but_a_result_comes_first():
     assert waiting().observe(held(record()), 0.0, overdue=True) == CompileAlone("deadline")
-    assert waiting().observe(Sighting(), 0.0, overdue=True) == CompileAlone("deadline")
+    assert waiting().observe(Sighting(), 0.0, overdue=True) == Acquire(None, "missing")  # nobody to wait for
     assert isinstance(waiting().observe(failing(age=0.0), 0.0, overdue=True), Share)
 
 
