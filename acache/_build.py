@@ -84,6 +84,8 @@ class Errand:
     nested: bool = False
     """Asked for from inside another compile of this process."""
     claim: Claim | None = None
+    late: bool = False
+    """The deadline passed in the queue for a local slot, so that we compile without one."""
     lease: Lease | None = None
     waiting_for: str | None = None
     reason: CompileReason | None = None

@@ -255,11 +255,12 @@ class Coordinator:
 
     def _may_begin(self, errand: Errand) -> bool:
         """Whether a local compile slot is ours; past the deadline, and inside a compile, none is needed."""
-        if errand.nested or anyio.current_time() >= errand.flight.deadline:
+        if errand.nested:
             return True
         if errand.claim is None:
             errand.claim = self._slots.claim()
-        return errand.claim.granted
+        errand.late = not errand.claim.granted and anyio.current_time() >= errand.flight.deadline
+        return errand.claim.granted or errand.late
 
     @staticmethod
     def _put_claim_back(errand: Errand) -> None:
@@ -293,7 +294,7 @@ class Coordinator:
             self._tell_taken(errand, action)
             if errand.wait.last_look(held.seen) is not None:
                 return None  # the result is there already, and the next look finds it
-            reason = "refresh" if errand.wait.terms.refresh else action.why
+            reason = "deadline" if errand.late else "refresh" if errand.wait.terms.refresh else action.why
             return await self._builder.compile(errand, held.lease, reason)
         finally:
             if errand.lease is not None:
