@@ -273,7 +273,7 @@ class Coordinator:
     async def _lead(self, errand: Errand, action: Acquire) -> Landing | None:
         """Take the lease and compile; None when there is something new to look at."""
         if not self._builder.coordinates:
-            return await self._builder.compile(errand, None, "missing")
+            return await self._builder.compile(errand, None, "deadline" if errand.late else "missing")
         level = await self._directory.ready()
         errand.layout = await self._directory.layout()
         if level in (Level.PROCESS, Level.NONE):
