@@ -449,7 +449,7 @@ class Cache:
         directory = live.directory
         layout = await directory.layout()
         found: list[EntryInfo] = []
-        for shard in _policy.SHARDS:
+        for shard in await live.shards():
             try:
                 listed = await directory.run(_store.list_shard(layout, shard), abandon=True)
             except OSError as error:
@@ -474,7 +474,7 @@ class Cache:
         directory = live.directory
         layout = await directory.layout()
         cleared = 0
-        for shard in _policy.SHARDS:
+        for shard in await live.shards():
             try:
                 cleared += await directory.run(_store.clear_shard(layout, shard, self._namespace))
             except OSError as error:
@@ -511,10 +511,15 @@ class _Live:
 
     def subject(self, key: Key) -> Subject:
         name = _keys.name_of(key, self.namespace)
-        paths = _store.Paths(
-            f"{self.directory.root}/{_store.FORMAT}/{_policy.shard_of(name)}", _policy.stem_of(name)
-        )
-        return Subject(paths, key.hex, self.namespace)
+        return Subject(_store.paths_in(self.directory.root, name), key.hex, self.namespace)
+
+    async def shards(self) -> list[str]:
+        """Return the shards that there are; none, and one fault, where that cannot be seen."""
+        try:
+            return await self.directory.run(_store.list_shards(await self.directory.layout()), abandon=True)
+        except OSError as error:
+            self.directory.fault("list", error)
+            return []
 
     def caption(self, key: Key, label: str | None) -> Caption:
         return Caption(key.hex, self.namespace, fresh_nonce(), label, key.fields, time.time())

@@ -37,8 +37,10 @@ __all__ = [
     "fresh_nonce",
     "kind_of",
     "list_shard",
+    "list_shards",
     "look",
     "mark_cheap",
+    "paths_in",
     "publish",
     "read_artifact",
     "read_usual",
@@ -108,6 +110,11 @@ class Paths:
         return f"{self.folder}/.t.{fresh_nonce()}"
 
 
+def paths_in(root: str, name: str) -> Paths:
+    """Return where the key with that file name (64 hex digits) lives under a root."""
+    return Paths(f"{root}/{FORMAT}/{_policy.shard_of(name)}", _policy.stem_of(name))
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """One key in one directory: where it lives, and what its entries must describe."""
@@ -160,7 +167,7 @@ class Layout:
 
     def paths(self, name: str) -> Paths:
         """Return where the key with that file name (64 hex digits) lives."""
-        return Paths(f"{self.base}/{_policy.shard_of(name)}", _policy.stem_of(name))
+        return paths_in(self.root, name)
 
 
 # --- looking -------------------------------------------------------------------------------------
@@ -405,6 +412,17 @@ class Listed:
     path: str
     entry: Entry
     used: float
+
+
+def list_shards(layout: Layout) -> Steps[list[str]]:
+    """Return the shards that exist, in order."""
+    try:
+        names: list[str] = yield ("listdir", layout.base)
+    except OSError as error:
+        if error.errno in GONE:
+            return []
+        raise
+    return sorted(set(names).intersection(_policy.SHARDS))
 
 
 def list_shard(layout: Layout, shard: str, suffixes: tuple[str, ...] = (".art",)) -> Steps[list[Listed]]:
