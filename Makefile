@@ -38,7 +38,7 @@ test-wheel: $(VENV)/.pip
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(WHEEL)/dist .
 	$(PYTHON) -m venv $(WHEEL)/venv
 	$(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
-	cp -r tests examples pyproject.toml $(WHEEL)/
+	cp -r tests examples docs pyproject.toml $(WHEEL)/
 	cd $(WHEEL) && venv/bin/python -m pip install --quiet --disable-pip-version-check --group test \
 		"$$(echo dist/*.whl)[cli,trio]"
 	cd $(WHEEL) && ACACHE_TEST_REQUIRE= venv/bin/pytest -m "not gcc and not tileiras" $(WHEEL_TESTS)

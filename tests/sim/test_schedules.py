@@ -20,7 +20,7 @@ from tests.sim.scene import TRUTH, Cast, Scene
 from tests.sim.values import KEY
 from tests.sim.world import Violation, Wire, World, describe
 
-SEEDS = int(os.environ.get("ACACHE_SIM_SEEDS", "100"))
+SEEDS = int(os.environ.get("ACACHE_SIM_SEEDS", "60"))
 FIRST = int(os.environ.get("ACACHE_SIM_FIRST", "0"))
 
 NETWORK = replace(TERMS, grace=1.5)
