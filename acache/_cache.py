@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-import time
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, final
 
 import anyio
 from anyio import lowlevel
 
-from acache import _events, _host, _keys, _moves, _policy, _store
-from acache._beats import Beats
-from acache._build import Builder
+from acache import _events, _host, _keys, _policy
 from acache._checks import check_abandon, check_directory, check_key, check_label, check_seconds, prepared
-from acache._describe import entry_info, status_of
-from acache._directory import Directory
 from acache._errors import (
     CacheClosedError,
     CompileError,
@@ -25,32 +20,23 @@ from acache._errors import (
     CompilerNotFoundError,
     CompileTimeoutError,
 )
-from acache._flight import Flights
-from acache._format import Caption, encode_artifact
 from acache._fs import OsFileSystem
 from acache._jobs import CoroutineJob, RequestJob
-from acache._lease import Coordinator
-from acache._memory import Memory
+from acache._live import Live
 from acache._models import (
     Artifact,
     CompileFailure,
     EntryInfo,
-    Origin,
     Request,
     Status,
 )
-from acache._poller import Poller
 from acache._report import Report
 from acache._settings import Settings
-from acache._slots import Slots
-from acache._store import Subject, fresh_nonce
 from acache._threads import Crew, NoThreadError, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
-
-    from anyio.abc import TaskGroup
 
     from acache._build import Landing
     from acache._events import Event, Stats
@@ -58,7 +44,6 @@ if TYPE_CHECKING:
     from acache._fs import FileSystem
     from acache._jobs import Job
     from acache._keys import Key
-    from acache._protocol import Sighting
     from acache._settings import OnAbandon
 
 __all__ = ["Cache"]
@@ -114,7 +99,7 @@ class Cache:
         self._namespace = namespace
         self._report = Report(on_event)
         self._fs: FileSystem = OsFileSystem()
-        self._live: _Live | None = None
+        self._live: Live | None = None
         self._entering = False
         self._over = False
 
@@ -146,7 +131,16 @@ class Cache:
             raise
         finally:
             self._entering = False
-        self._live = _Live(self, root, settings, group, workers)
+        self._live = Live(
+            root,
+            settings,
+            self._namespace,
+            group=group,
+            workers=workers,
+            report=self._report,
+            fs=self._fs,
+            abandoned=self._abandoned,
+        )
         return self
 
     def _resolve(self) -> tuple[Settings, str]:
@@ -183,7 +177,7 @@ class Cache:
         finally:
             live.close()
 
-    def _open(self) -> _Live:
+    def _open(self) -> Live:
         live = self._live
         if live is None:
             if self._over:
@@ -197,7 +191,7 @@ class Cache:
             )
         return live
 
-    def _open_here(self) -> _Live:
+    def _open_here(self) -> Live:
         live = self._open()
         if lowlevel.current_token().native_token is not live.loop:
             raise CacheClosedError("this Cache belongs to another event loop; make one Cache per event loop")
@@ -276,7 +270,7 @@ class Cache:
             return derive()
 
     async def _obtain(
-        self, live: _Live, key: Key, job: Job, max_wait: float | None, on_abandon: OnAbandon | None
+        self, live: Live, key: Key, job: Job, max_wait: float | None, on_abandon: OnAbandon | None
     ) -> Artifact:
         settings = live.settings
         limit = settings.max_wait if max_wait is None else check_seconds("max_wait", max_wait)
@@ -304,10 +298,10 @@ class Cache:
         return landing
 
     async def _fly(
-        self, live: _Live, key: Key, job: Job, above: tuple[Key, ...], flight: Flight[Landing]
+        self, live: Live, key: Key, job: Job, above: tuple[Key, ...], flight: Flight[Landing]
     ) -> Landing:
         _above.set((*above, key))  # in the flight's own context
-        subject = live.subject(key)
+        subject = live.shelf.subject(key)
         landing = await live.coordinator.obtain(key, subject, job, flight, nested=bool(above))
         if isinstance(landing, Artifact) and live.settings.mode != "off":
             live.memory.put(key, landing, landing.size)
@@ -322,13 +316,7 @@ class Cache:
         """Return what this process has in memory, or None; never touches the disk."""
         live = self._open()
         check_key(key)
-        if live.settings.mode == "off":
-            return None
-        kept = live.memory.get(key)
-        if kept is None:
-            return None
-        self._report.tell(_events.Hit(key=key, origin=Origin.MEMORY), memory_hits=1)
-        return kept._stamped(Origin.MEMORY, kept._identity)
+        return live.shelf.get_nowait(key)
 
     async def get(self, key: Key) -> Artifact | None:
         """Return the artifact from memory or disk, or None; never waits for a compile.
@@ -336,30 +324,8 @@ class Cache:
         Cancellation leaves at once.
         """
         live = self._open_here()
-        kept = self.get_nowait(key)
-        if kept is not None or live.settings.mode == "off":
-            await lowlevel.checkpoint()
-            return kept
-        subject = live.subject(key)
-        directory = live.directory
-        try:
-            seen = await directory.run(_store.read_artifact(await directory.layout(), subject), abandon=True)
-            seen = await directory.believed(subject, seen)
-        except OSError as error:
-            directory.fault("get", error, key)
-            seen = None
-        if seen is not None:
-            directory.note(key, subject, seen)
-        if seen is None or seen.what != "artifact" or seen.entry is None:
-            self._report.tell(_events.Miss(key=key), misses=1)
-            return None
-        entry = seen.entry
-        event = _events.Hit(key=key, label=entry.label, origin=Origin.DISK)
-        self._report.tell(event, disk_hits=1, bytes_read=entry.size)
-        await directory.touch(subject, seen)
-        artifact = entry.artifact()._stamped(Origin.DISK, entry.identity)
-        live.memory.put(key, artifact, artifact.size)
-        return artifact
+        check_key(key)
+        return await live.shelf.get(key)
 
     async def put(self, key: Key, artifact: Artifact | bytes, *, label: str | None = None) -> None:
         """Publish an artifact, replacing what is there and clearing a remembered failure.
@@ -372,55 +338,14 @@ class Cache:
         live = self._open_here()
         check_key(key)
         check_label(label)
-        if not isinstance(artifact, Artifact):
-            artifact = Artifact.of(artifact)
-        if artifact.size > live.settings.max_entry_bytes:
-            raise ValueError(
-                f"the artifact has {artifact.size} bytes; "
-                f"max_entry_bytes allows {live.settings.max_entry_bytes}"
-            )
-        if live.settings.mode == "off":
-            await lowlevel.checkpoint()
-            return
-        caption = live.caption(key, label)
-        kept = artifact._stamped(artifact.origin or Origin.COMPILED, caption.nonce)
-        chunks = encode_artifact(caption, artifact, 0.0)
-        await lowlevel.checkpoint_if_cancelled()
-        live.memory.put(key, kept, artifact.size)
-        if live.settings.mode == "readonly":
-            await lowlevel.checkpoint()
-            return
-        directory = live.directory
-        try:
-            written = await directory.run(
-                _store.replace_entry(await directory.layout(), live.subject(key), chunks)
-            )
-        except OSError as error:
-            directory.fault("put", error, key)
-        else:
-            if written:
-                size = sum(len(chunk) for chunk in chunks)
-                self._report.tell(
-                    _events.Published(key=key, label=label, size=size, seconds=0.0),
-                    published=1,
-                    bytes_written=size,
-                )
+        whole = artifact if isinstance(artifact, Artifact) else Artifact.of(artifact)
+        await live.shelf.put(key, whole, label)
 
     async def delete(self, key: Key) -> bool:
         """Remove a key from memory and disk, a remembered failure too; True when there was an artifact."""
         live = self._open_here()
         check_key(key)
-        await lowlevel.checkpoint_if_cancelled()
-        kept = live.memory.discard(key)
-        if live.settings.mode in ("off", "readonly"):
-            await lowlevel.checkpoint()
-            return kept
-        directory = live.directory
-        try:
-            return await directory.run(_store.delete(await directory.layout(), live.subject(key))) or kept
-        except OSError as error:
-            directory.fault("delete", error, key)
-            return kept
+        return await live.shelf.delete(key)
 
     async def status(self, key: Key) -> Status:
         """Say what is known of a key now: absent, present, or who compiles it.
@@ -429,14 +354,7 @@ class Cache:
         """
         live = self._open_here()
         check_key(key)
-        directory = live.directory
-        try:
-            move = _moves.observe(await directory.layout(), live.subject(key))
-            seen = await directory.run(move, abandon=True)
-        except OSError as error:
-            directory.fault("status", error, key)
-            return Status("absent")
-        return status_of(seen)
+        return await live.shelf.status(key)
 
     # --- the whole directory -------------------------------------------------------------------
 
@@ -445,85 +363,15 @@ class Cache:
 
         Cancellation leaves at once.
         """
-        live = self._open_here()
-        directory = live.directory
-        layout = await directory.layout()
-        found: list[EntryInfo] = []
-        for shard in await live.shards():
-            try:
-                listed = await directory.run(_store.list_shard(layout, shard), abandon=True)
-            except OSError as error:
-                directory.fault("entries", error)
-                continue
-            found += [
-                info for item in listed if (info := entry_info(item)) and info.namespace == self._namespace
-            ]
-        return found
+        return await self._open_here().shelf.entries()
 
     async def clear(self) -> int:
         """Remove all entries of this cache's own namespace; returns how many artifacts went.
 
         Compiles under way go on. Cancellation leaves the rest in place.
         """
-        live = self._open_here()
-        await lowlevel.checkpoint_if_cancelled()
-        live.memory.clear()
-        if live.settings.mode in ("off", "readonly"):
-            await lowlevel.checkpoint()
-            return 0
-        directory = live.directory
-        layout = await directory.layout()
-        cleared = 0
-        for shard in await live.shards():
-            try:
-                cleared += await directory.run(_store.clear_shard(layout, shard, self._namespace))
-            except OSError as error:
-                directory.fault("clear", error)
-            await lowlevel.checkpoint()
-        return cleared
+        return await self._open_here().shelf.clear()
 
     def stats(self) -> Stats:
         """Return the counters as they are now; works also before entering and after closing."""
         return self._report.counters.snapshot()
-
-
-class _Live:
-    """All that exists only while a cache is open."""
-
-    def __init__(
-        self, cache: Cache, root: str, settings: Settings, group: TaskGroup, workers: Workers
-    ) -> None:
-        self.settings = settings
-        self.group = group
-        self.pid = os.getpid()
-        self.loop = lowlevel.current_token().native_token
-        self.namespace = cache._namespace
-        self.workers = workers
-        self.memory: Memory[Artifact] = Memory(settings.memory_bytes)
-        self.flights: Flights[Landing] = Flights(group, copy_context(), cache._abandoned)
-        self.directory = Directory(root, settings, self.workers, cache._report, cache._fs)
-        self.beats = Beats(cache._fs, settings.heartbeat_interval)
-        poller: Poller[Sighting] = Poller(self.workers)
-        group.start_soon(poller.run)
-        builder = Builder(self.directory, settings, cache._report, poller, group, self.namespace)
-        slots = Slots(settings.max_compiles)
-        self.coordinator = Coordinator(self.directory, settings, cache._report, poller, slots, builder)
-
-    def subject(self, key: Key) -> Subject:
-        name = _keys.name_of(key, self.namespace)
-        return Subject(_store.paths_in(self.directory.root, name), key.hex, self.namespace)
-
-    async def shards(self) -> list[str]:
-        """Return the shards that there are; none, and one fault, where that cannot be seen."""
-        try:
-            return await self.directory.run(_store.list_shards(await self.directory.layout()), abandon=True)
-        except OSError as error:
-            self.directory.fault("list", error)
-            return []
-
-    def caption(self, key: Key, label: str | None) -> Caption:
-        return Caption(key.hex, self.namespace, fresh_nonce(), label, key.fields, time.time())
-
-    def close(self) -> None:
-        self.beats.close()
-        self.workers.close()
