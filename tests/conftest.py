@@ -4,7 +4,7 @@ The three loops are asyncio (in debug mode), asyncio on uvloop, and trio: a plai
 on each. After every test the pytest process must have as many children, threads and file descriptors as
 before it.
 
-A test marked ``gcc``, ``tileiras`` or ``root`` is skipped where that is not to be had, and *fails* there when
+A test marked ``gcc``, ``tileiras``, ``nvrtc``, ``nvcc`` or ``root`` is skipped where that is not to be had, and *fails* there when
 ``ACACHE_TEST_REQUIRE`` names the marker (a list with commas) or, that being unset, when ``CI`` is true: a
 skip must never hide that a suite did not run.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import os
 import shutil
 import sys
@@ -148,6 +149,19 @@ def _lacks_tileiras() -> str | None:
     return 'no tileiras (pip install "acache[tile]")'
 
 
+def _lacks_nvrtc() -> str | None:
+    try:
+        bindings = importlib.util.find_spec("cuda.bindings")
+    except ModuleNotFoundError:
+        bindings = None
+    library = next(Path(sysconfig.get_path("platlib"), "nvidia").glob("*/lib/libnvrtc.so.*"), None)
+    return None if bindings and library else 'no NVRTC (pip install "acache[cuda]")'
+
+
+def _lacks_nvcc() -> str | None:
+    return None if shutil.which("nvcc") else "no nvcc on PATH"
+
+
 def _lacks_root() -> str | None:
     return None if hasattr(os, "geteuid") and os.geteuid() == 0 else "not root"
 
@@ -155,6 +169,8 @@ def _lacks_root() -> str | None:
 NEEDS: dict[str, Callable[[], str | None]] = {
     "gcc": _lacks_gcc,
     "tileiras": _lacks_tileiras,
+    "nvrtc": _lacks_nvrtc,
+    "nvcc": _lacks_nvcc,
     "root": _lacks_root,
 }
 
