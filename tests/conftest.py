@@ -4,9 +4,9 @@ The three loops are asyncio (in debug mode), asyncio on uvloop, and trio: a plai
 on each. After every test the pytest process must have as many children, threads and file descriptors as
 before it.
 
-A test marked ``gcc``, ``tileiras``, ``nvrtc``, ``nvcc`` or ``root`` is skipped where that is not to be had, and *fails* there when
-``ACACHE_TEST_REQUIRE`` names the marker (a list with commas) or, that being unset, when ``CI`` is true: a
-skip must never hide that a suite did not run.
+A test marked ``gcc``, ``tileiras``, ``nvrtc``, ``nvcc`` or ``root`` is skipped where that is not to be had,
+and *fails* there when ``ACACHE_TEST_REQUIRE`` names the marker (a list with commas) or, that being unset,
+when ``CI`` is true: a skip must never hide that a suite did not run.
 """
 
 from __future__ import annotations
