@@ -18,6 +18,9 @@ WHEEL_TESTS ?= tests/unit tests/compilers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WHEEL := build/wheel
+NO_COMPILERS := not gcc and not tileiras and not nvrtc and not nvcc
+# Where the wheels of CUDA put their programs.
+CUDA_BIN := import sysconfig; print(sysconfig.get_path("platlib") + "/nvidia/cu13/bin")
 
 .DEFAULT_GOAL := test
 .PHONY: demo test test-compilers test-wheel lint clean
@@ -28,8 +31,9 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-compilers: $(VENV)/.test $(VENV)/.demo
-	ACACHE_TEST_REQUIRE=gcc,tileiras $(BIN)/python -m pytest -m "gcc or tileiras" $(PYTEST_ARGS)
+test-compilers: $(VENV)/.test $(VENV)/.demo $(VENV)/.nvcc
+	PATH="$$PATH:$$($(BIN)/python -c '$(CUDA_BIN)')" ACACHE_TEST_REQUIRE=gcc,tileiras,nvrtc,nvcc \
+		$(BIN)/python -m pytest -m "gcc or tileiras or nvrtc or nvcc" $(PYTEST_ARGS)
 
 # The tests are copied away from the checkout, whose package they would import instead.
 test-wheel: $(VENV)/.pip
@@ -41,7 +45,7 @@ test-wheel: $(VENV)/.pip
 	cp -r tests examples docs pyproject.toml $(WHEEL)/
 	cd $(WHEEL) && venv/bin/python -m pip install --quiet --disable-pip-version-check --group test \
 		"$$(echo dist/*.whl)[cli,trio]"
-	cd $(WHEEL) && ACACHE_TEST_REQUIRE= venv/bin/pytest -m "not gcc and not tileiras" $(WHEEL_TESTS)
+	cd $(WHEEL) && ACACHE_TEST_REQUIRE= venv/bin/pytest -m "$(NO_COMPILERS)" $(WHEEL_TESTS)
 	cd $(WHEEL) && venv/bin/acache demo --help >/dev/null
 
 lint: $(VENV)/.lint
@@ -64,11 +68,15 @@ $(VENV)/.pip:
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.pip pyproject.toml
-	$(PIP) --editable ".[cli,tile,trio]"
+	$(PIP) --editable ".[cli,cuda,tile,trio]"
 	touch $@
 
 $(VENV)/.test: $(VENV)/.pip pyproject.toml
 	$(PIP) --editable ".[cli,trio]" --group test
+	touch $@
+
+$(VENV)/.nvcc: $(VENV)/.pip pyproject.toml
+	command -v nvcc >/dev/null || $(PIP) --group nvcc
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.pip pyproject.toml

@@ -244,12 +244,16 @@ class Builder:
         if not isinstance(outcome, Made):
             return outcome
         kept = bequest.artifact is not None and fault is None
+        job = errand.job
         if kept:
             size = sum(len(chunk) for chunk in bequest.artifact or ())
-            event = _events.Published(key=errand.key, label=errand.job.label, size=size, seconds=seconds)
+            event = _events.Published(
+                key=errand.key, label=job.label, compiler=job.compiler, size=size, seconds=seconds
+            )
             self._report.tell(event, published=1, bytes_written=size)
             self._group.start_soon(self._tidy, errand, seconds)
-        return Made(outcome.artifact._stamped(Origin.COMPILED, identity if kept else None), seconds)
+        about = (job.label, job.compiler, seconds)
+        return Made(outcome.artifact._stamped(Origin.COMPILED, identity if kept else None, about), seconds)
 
     def _bequest(
         self, errand: Errand, lease: Lease | None, outcome: Outcome, identity: str
@@ -264,6 +268,7 @@ class Builder:
             label=errand.job.label,
             fields=errand.key.fields,
             created=time.time(),
+            compiler=errand.job.compiler,
         )
         failure = outcome.failure if isinstance(outcome, Failed) else None
         seconds = outcome.seconds if isinstance(outcome, Made) else 0.0
@@ -316,7 +321,10 @@ class Builder:
     def _started(self, errand: Errand, reason: CompileReason, **counts: float) -> None:
         errand.reason, errand.began = reason, anyio.current_time()
         self._report.tell(
-            _events.CompileStarted(key=errand.key, label=errand.job.label, reason=reason), **counts
+            _events.CompileStarted(
+                key=errand.key, label=errand.job.label, compiler=errand.job.compiler, reason=reason
+            ),
+            **counts,
         )
 
     def _finished(self, errand: Errand, outcome: Outcome | None) -> None:
@@ -327,6 +335,7 @@ class Builder:
         event = _events.CompileFinished(
             key=errand.key,
             label=errand.job.label,
+            compiler=errand.job.compiler,
             reason=errand.reason,
             seconds=seconds,
             ok=isinstance(outcome, Made),

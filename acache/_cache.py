@@ -29,6 +29,7 @@ from acache._models import (
     EntryInfo,
     Request,
     Status,
+    WarmCompiler,
 )
 from acache._report import Report
 from acache._settings import Settings
@@ -166,6 +167,7 @@ class Cache:
         if live is None or live.pid != os.getpid():
             return  # a forked child owns nothing of it
         broken = live.group.cancel_scope.cancel_called and isinstance(error, anyio.get_cancelled_exc_class())
+        end = anyio.current_time() + CLOSING_LIMIT
         try:
             live.flights.close()
             live.workers.hurry(CLOSING_LIMIT)
@@ -175,7 +177,11 @@ class Cache:
             if error is None or broken:
                 raise
         finally:
-            live.close()
+            try:
+                await live.warm.close()
+                await live.leave_record(end - anyio.current_time())
+            finally:
+                live.close()
 
     def _open(self) -> Live:
         live = self._live
@@ -251,8 +257,35 @@ class Cache:
         request = await prepared(request)
         key = await self.key_of(request)
         settings = live.settings
-        job = RequestJob(request, settings.kill_grace, settings.heartbeat_interval)
+        job = RequestJob(request, settings.kill_grace, settings.heartbeat_interval, live.warm)
         return await self._obtain(live, key, job, max_wait, on_abandon)
+
+    async def start_workers(self, compiler: WarmCompiler, count: int = 1) -> int:
+        """Start worker processes of a compiler before they are needed, and return how many stand ready.
+
+        A compiler such as `acache.compilers.Nvrtc` compiles in worker processes, whose start costs some
+        tenths of a second. Without this they are started by the first compiles that need one. Idle workers
+        are let go after a minute, but for as many as are asked for here: those stay until the cache closes.
+
+        Cancellation stops those that are not ready yet.
+
+        :param count: how many shall stand ready, those that idle already included. More than the setting
+            ``max_compiles`` never compile at once, so they are not started.
+        :raises TypeError: the compiler has no workers.
+        :raises ValueError: ``count`` is no positive whole number.
+        :raises CompilerNotFoundError: the compiler is not installed; says what to install.
+        :raises CompilerCrashedError: a worker could not be started; the others stand ready.
+        """
+        live = self._open_here()
+        if not isinstance(compiler, WarmCompiler):
+            raise TypeError(
+                f"{type(compiler).__name__} runs a program per compile and has no workers to start; "
+                "Nvrtc has, and every acache.compilers.WarmCompiler"
+            )
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"count must be a whole number of workers, at least 1, not {count!r}")
+        await lowlevel.checkpoint_if_cancelled()
+        return await live.warm.start(await compiler.worker(), count)
 
     async def key_of(self, request: Request) -> Key:
         """Derive a request's key: reads files and fingerprints the toolchain, off the loop.

@@ -70,6 +70,7 @@ def entry_info(item: Listed) -> EntryInfo | None:
             created=float(header.get("created") or 0.0),
             used=item.used,
             metadata=item.entry.metadata,
+            compiler=item.entry.compiler,
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None

@@ -60,6 +60,10 @@ class Event:
 
     key: Key | None = None
     label: str | None = None
+    compiler: str | None = None
+    """The compiler's class, such as ``Tileiras``, on hits, misses, compiles, failures, publications;
+    None for a caller's own function, or where unknown.
+    """
 
 
 @final
@@ -70,6 +74,8 @@ class Hit(Event):
     origin: Origin
     seconds: float = 0.0
     """From the call to the artifact."""
+    saved: float = 0.0
+    """What the artifact's compile took, when it ran; 0 where it was handed in."""
 
 
 @final

@@ -104,6 +104,12 @@ class Entry:
         return label if isinstance(label, str) else None
 
     @property
+    def compiler(self) -> str | None:
+        """Which compiler made it; None for a caller's own function, or where nobody said."""
+        compiler = self.header.get("compiler")
+        return compiler if isinstance(compiler, str) else None
+
+    @property
     def metadata(self) -> dict[str, JSON]:
         """The artifact's metadata, the compiler's log included."""
         metadata = dict(self.header.get("metadata") or {})
@@ -113,7 +119,9 @@ class Entry:
 
     def artifact(self) -> Artifact:
         """Return the artifact, without a copy of its parts."""
-        return Artifact(self.parts, self.metadata)
+        artifact = Artifact(self.parts, self.metadata)
+        artifact._about = (self.label, self.compiler, self.seconds)
+        return artifact
 
     @property
     def holder(self) -> str:
@@ -136,10 +144,11 @@ class Caption:
     label: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
     created: float = 0.0
+    compiler: str | None = None
 
     def header(self) -> dict[str, Any]:
         """Return the common header fields; ``signature`` is the slot for a later signing scheme."""
-        return {
+        header: dict[str, Any] = {
             "key": self.key,
             "namespace": self.namespace,
             "nonce": self.nonce,
@@ -148,6 +157,9 @@ class Caption:
             "created": self.created,
             "signature": None,
         }
+        if self.compiler is not None:
+            header["compiler"] = self.compiler
+        return header
 
 
 def _assemble(kind: Kind, header: dict[str, Any], parts: Sequence[Buffer]) -> list[Buffer]:

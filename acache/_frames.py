@@ -4,11 +4,12 @@ A frame is one line, ``<kind> <length> ...``, and then the fields, so that paths
 hold any bytes:
 
 - parent to guard: ``run`` executable, cwd, stdin (a file, unlinked once open; '' = none), limit, argc,
-  argv..., NAME=value...; ``lease`` slot, successor, nonce, interval in seconds, folder ('' = none), counter;
-  ``idle``.
-- guard to parent: ``ready`` workspace; ``started`` pid, start time; ``exit`` exit|signal, number,
-  wall and CPU microseconds, bytes dropped of stdout and of stderr, stdout, stderr; ``failed`` errno, text
-  (nothing was started); ``oops`` text (the guard itself gives up).
+  argv..., NAME=value...; ``serve`` the same, but for the program's input, which is then what ``tell`` order
+  gives it, and its output, which is then what ``said`` gives; ``lease`` slot, successor, nonce, interval in
+  seconds, folder ('' = none), counter; ``idle``.
+- guard to parent: ``ready`` workspace; ``started`` pid, start time; ``said`` some of a serving program's
+  output; ``exit`` exit|signal, number, wall and CPU microseconds, bytes dropped of stdout and of stderr,
+  stdout, stderr; ``failed`` errno, text (nothing was started); ``oops`` text (the guard itself gives up).
 """
 
 from __future__ import annotations

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from acache import _host
 
 if TYPE_CHECKING:
+    import io
+
     from acache._models import Buffer
 
-__all__ = ["File", "FileSystem", "OsFileSystem", "Steps", "perform"]
+__all__ = ["File", "FileSystem", "OpenFile", "OsFileSystem", "Steps", "perform"]
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[tuple[Any, ...], Any, T]
@@ -50,6 +52,13 @@ class File:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class OpenFile(File):
+    """A file that was left open, of which nothing was read yet."""
+
+    stream: io.BufferedReader
+
+
 class FileSystem(Protocol):
     """What a store needs of a file system; every call may raise OSError. Paths are absolute."""
 
@@ -62,6 +71,13 @@ class FileSystem(Protocol):
 
     def head(self, path: str, count: int) -> File:
         """Read the first ``count`` bytes at most; ``size`` is the whole file's."""
+        ...
+
+    def hold(self, path: str, limit: int) -> OpenFile:
+        """Open (never following a link) and leave open, for who reads piece by piece; close its ``stream``.
+
+        :raises OSError: EFBIG for a file of more than ``limit`` bytes, EINVAL for what is no regular file.
+        """
         ...
 
     def create(self, path: str, chunks: Sequence[Buffer], durable: bool) -> None:
@@ -146,6 +162,17 @@ class OsFileSystem:
             return File(data, info.st_uid, info.st_gid, info.st_mtime, info.st_size)
         finally:
             os.close(fd)
+
+    def hold(self, path: str, limit: int) -> OpenFile:
+        fd, info = self._open_regular(path)
+        try:
+            if info.st_size > limit:
+                raise OSError(EFBIG, os.strerror(EFBIG), path)
+            stream = os.fdopen(fd, "rb")
+        except BaseException:
+            os.close(fd)
+            raise
+        return OpenFile(b"", info.st_uid, info.st_gid, info.st_mtime, info.st_size, stream)
 
     @staticmethod
     def _open_regular(path: str) -> tuple[int, os.stat_result]:

@@ -1,9 +1,9 @@
 """The guard: supervises one compiler, beats its lease, leaves nothing behind; runs under ``python -I -S``.
 
-One guard serves one workspace. It makes the folder, starts programs in it on request, rewrites the
-counter of the lease while they run, and ends when its parent shuts the socket down or dies: TERM to all
-that was started, a grace, KILL, reap, remove the folder. That one way serves cancellation, time-out and the
-parent's own SIGKILL alike.
+One guard serves one workspace. It makes the folder, starts programs in it on request (one that stays and
+serves is given lines and gives lines), rewrites the counter of the lease while they run, and ends when its
+parent shuts the socket down or dies: TERM to all that was started, a grace, KILL, reap, remove the folder.
+That one way serves cancellation, time-out and the parent's own SIGKILL alike.
 
 It starts in about 10 ms, so it imports only what the interpreter has at hand. `acache._frames` says how it is
 spoken to.
@@ -20,6 +20,7 @@ import time
 
 from acache._beat import Beater
 from acache._frames import Decoder, encode
+from acache._program import Kept, Relayed, Run, pidfd
 from acache._sweep import (
     PGRP,
     STARTED,
@@ -40,73 +41,10 @@ if TYPE_CHECKING:
 _PIPE_MAX = 1 << 20  # the largest pipe an ordinary user may have: pipe(7), pipe-max-size
 _PARENT_LOOK = 0.2  # seconds between looks at getppid() where there is no pidfd
 _CHILD_LOOK = 0.01  # seconds between looks at a child where there is no pidfd, or at orphans
+_OUTBOX_MAX = 1 << 20  # bytes that a parent may leave unread before no more is relayed
 _UNKILLABLE = 2.0  # seconds after which processes that may not be killed (set-uid programs) are left
 _TICKS = posix.sysconf("SC_CLK_TCK")
 _CATCHABLE = [number for number in range(1, 32) if number not in (_signal.SIGKILL, _signal.SIGSTOP)]
-
-
-class _Kept:
-    """The head and the tail of a stream, with the middle dropped and counted."""
-
-    def __init__(self, limit: int) -> None:
-        self._head_room = limit - limit // 2
-        self._tail_room = limit // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-        self.dropped = 0
-
-    def add(self, data: bytes) -> None:
-        room = self._head_room - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
-        excess = len(self._tail) - self._tail_room
-        if excess > 0:
-            del self._tail[:excess]
-            self.dropped += excess
-
-    def bytes(self) -> bytes:
-        return bytes(self._head + self._tail)
-
-
-class _Run:
-    """One program: its process, its two streams, and what it has used so far."""
-
-    def __init__(self, pid: int, streams: dict[int, _Kept]) -> None:
-        self.pid = pid
-        self.began = time.monotonic()
-        self.open = dict(streams)
-        self.kept = list(streams.values())
-        self.cpu = 0.0
-        self.status: int | None = None
-        self.fd = _pidfd(pid)
-
-    def read(self, fd: int) -> int:
-        """Read once from a stream; return the bytes got, 0 for nothing now, and forget it at its end."""
-        try:
-            data = posix.read(fd, 1 << 16)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            data = b""
-        if data:
-            self.open[fd].add(data)
-        else:
-            del self.open[fd]
-            posix.close(fd)
-        return len(data)
-
-    def close(self) -> None:
-        for fd in [*self.open, *([self.fd] if self.fd >= 0 else [])]:
-            posix.close(fd)
-        self.open.clear()
-        self.fd = -1
-
-
-def _pidfd(pid: int) -> int:
-    try:
-        return posix.pidfd_open(pid)
-    except (AttributeError, OSError):  # not Linux, an old kernel, or a sandbox
-        return -1
 
 
 class _Guard:
@@ -114,13 +52,13 @@ class _Guard:
         self._link = link
         self._parent = parent
         self._grace = grace
-        self._parent_fd = _pidfd(parent)
+        self._parent_fd = pidfd(parent)
         self._home = self._workspace = b""
         self._alone = False
         self._decoder = Decoder()
         self._outbox = bytearray()
         self._chores: Iterator[None] | None = None
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._beater = Beater()
         self._lease: tuple[bytes, bytes, str, bytes] | None = None
         self._interval = 0.0
@@ -152,6 +90,9 @@ class _Guard:
         if self._run is not None:
             for fd in self._run.open.keys() & ready.keys():
                 self._progress += self._run.read(fd)
+            if self._run.inlet in ready and self._run.untold:
+                self._run.tell()
+            self._flush()
         self._reap()
         if self._run is not None and self._run.status is not None:
             self._report(self._run, self._run.status)
@@ -177,8 +118,11 @@ class _Guard:
         else:
             waits.append(_PARENT_LOOK)
         if self._run is not None:
-            for fd in self._run.open:
-                poll.register(fd, select.POLLIN)
+            for fd, stream in self._run.open.items():
+                if len(self._outbox) < _OUTBOX_MAX or not isinstance(stream, Relayed):
+                    poll.register(fd, select.POLLIN)
+            if self._run.untold:
+                poll.register(self._run.inlet, select.POLLOUT)
             if self._run.fd >= 0:
                 poll.register(self._run.fd, select.POLLIN)
             else:
@@ -214,6 +158,11 @@ class _Guard:
             match kind:
                 case "run":
                     self._start(fields)
+                case "serve":
+                    self._start(fields, serves=True)
+                case "tell":
+                    if self._run is not None:  # else "exit" is on its way
+                        self._run.tell(*fields)
                 case "lease":
                     slot, successor, nonce, interval, folder, counter = fields
                     self._lease = (slot, successor, nonce.decode(), folder)
@@ -228,7 +177,7 @@ class _Guard:
 
     # Programs.
 
-    def _start(self, fields: list[bytes]) -> None:
+    def _start(self, fields: list[bytes], *, serves: bool = False) -> None:
         executable, cwd, stdin = fields[:3]
         limit, argc = int(fields[3]), int(fields[4])
         argv, env = fields[5 : 5 + argc], fields[5 + argc :]
@@ -236,8 +185,14 @@ class _Guard:
             raise ValueError("a program is running already")
         opened: list[int] = []
         kept: list[int] = []
+        inlet = -1
         try:
-            opened.append(posix.open(stdin or b"/dev/null", posix.O_RDONLY | posix.O_CLOEXEC))
+            if serves:
+                reader, inlet = posix.pipe()
+                opened.append(reader)
+                posix.set_blocking(inlet, False)
+            else:
+                opened.append(posix.open(stdin or b"/dev/null", posix.O_RDONLY | posix.O_CLOEXEC))
             if stdin:
                 posix.unlink(stdin)  # made for this run alone: no compiler shall find it among its outputs
             for _ in range(2):
@@ -256,15 +211,19 @@ class _Guard:
                 setsigdef=_CATCHABLE,
             )
         except (OSError, ValueError) as error:
-            for fd in kept:
-                posix.close(fd)
+            for fd in [*kept, inlet]:
+                if fd >= 0:
+                    posix.close(fd)
             self._say("failed", b"%d" % (getattr(error, "errno", None) or errno.EINVAL), _text(error))
             return
         finally:
             for fd in opened:
                 posix.close(fd)
             posix.chdir("/")
-        self._run = _Run(pid, {fd: _Kept(limit) for fd in kept})
+        streams = [Kept(limit) for _ in kept]
+        if serves:
+            streams[0] = Relayed(lambda data: self._say("said", data))
+        self._run = Run(pid, dict(zip(kept, streams, strict=True)), inlet)
         self._say("started", b"%d" % pid, b"%d" % start_time(pid))
         self._flush()
         import resource  # noqa: F401  (wait4 needs it; while the program runs, it costs nothing)
@@ -285,7 +244,7 @@ class _Guard:
         except ChildProcessError:
             return False
 
-    def _report(self, run: _Run, status: int) -> None:
+    def _report(self, run: Run, status: int) -> None:
         """Tell how the program ended, whoever may still hold its pipes open."""
         for fd in list(run.open):
             # What it wrote before its end is at most what a pipe holds; a grandchild may write for ever.
@@ -382,6 +341,7 @@ class _Guard:
             for fd, _ in poll.poll(min(left, _CHILD_LOOK) * 1000):
                 if self._run is not None:
                     self._run.read(fd)
+                    self._outbox.clear()  # nobody listens any more
 
 
 def _text(error: BaseException) -> bytes:

@@ -170,6 +170,18 @@ class Guard:
             self._inbox.extend(self._decoder.feed(data))
         return self._inbox.popleft()
 
+    def quiet(self) -> bool:
+        """Whether the guard lives and has said nothing that nobody asked for; does not wait."""
+        if self.dismissed or self._inbox:
+            return False
+        try:
+            self._inbox.extend(self._decoder.feed(self._link.recv(1 << 18)))
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
     async def _lost(self) -> None:
         if self.dismissed:
             raise RuntimeError("this workspace is closed: its compile was cancelled, or its block was left")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from acache._models import Artifact
+from acache._models import Artifact, WarmCompiler
 from acache._process import LeaseOrders, open_workspace
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from acache._beats import Beats
     from acache._models import Request
     from acache._moves import Lease
+    from acache._warm import WarmWorkers
 
 __all__ = ["CoroutineJob", "Job", "RequestJob"]
 
@@ -25,6 +27,11 @@ class Job(Protocol):
     @property
     def label(self) -> str | None:
         """What people call it."""
+        ...
+
+    @property
+    def compiler(self) -> str | None:
+        """The compiler's class; None for a caller's own function."""
         ...
 
     def station(
@@ -46,6 +53,7 @@ class CoroutineJob:
         self._compile = compile
         self._beats = beats
         self.label = label
+        self.compiler = None
 
     @asynccontextmanager
     async def station(
@@ -72,13 +80,18 @@ class CoroutineJob:
 
 
 class RequestJob:
-    """A compiler's request, run in a workspace under a guard, which beats the lease with its progress."""
+    """A compiler's request, run in a workspace under a guard, which beats the lease with its progress.
 
-    def __init__(self, request: Request, kill_grace: float, interval: float) -> None:
+    A compiler that is hosted by workers is lent one of the cache's.
+    """
+
+    def __init__(self, request: Request, kill_grace: float, interval: float, warm: WarmWorkers) -> None:
         self._request = request
         self._grace = kill_grace
         self._interval = interval
+        self._warm = warm
         self.label = request.label
+        self.compiler = type(request.compiler).__name__
 
     @asynccontextmanager
     async def station(
@@ -93,9 +106,10 @@ class RequestJob:
                 interval=self._interval,
                 folder=lease.paths.folder if network else None,
             )
-        async with open_workspace(grace=self._grace, lease=orders) as workspace:
-
-            async def run() -> Artifact:
-                return await self._request.compiler.compile(self._request, workspace)
-
-            yield run
+        request, compiler = self._request, self._request.compiler
+        if isinstance(compiler, WarmCompiler):
+            async with self._warm.lend(await compiler.worker(), orders) as loan:
+                yield partial(loan.use, partial(compiler.compile_with, request))
+        else:
+            async with open_workspace(grace=self._grace, lease=orders) as workspace:
+                yield partial(compiler.compile, request, workspace)

@@ -182,7 +182,8 @@ class Coordinator:
             return Sighting(chain=Chain(broken=error.strerror or str(error)))
         self._directory.note(errand.key, errand.subject, art)
         if art.what != "artifact" or errand.wait.terms.refresh:
-            self._report.tell(_events.Miss(key=errand.key, label=errand.job.label), misses=1)
+            job = errand.job
+            self._report.tell(_events.Miss(key=errand.key, label=job.label, compiler=job.compiler), misses=1)
         return replace(seen, artifact=art)
 
     async def _look_again(self, errand: Errand, seen: Sighting, at: float) -> Sighting:
@@ -233,7 +234,14 @@ class Coordinator:
         origin = Origin.PEER if action.waited else Origin.DISK
         waited = anyio.current_time() - errand.wait.started
         self._report.tell(
-            _events.Hit(key=errand.key, label=errand.job.label, origin=origin, seconds=waited),
+            _events.Hit(
+                key=errand.key,
+                label=errand.job.label if errand.job.label is not None else entry.label,
+                compiler=errand.job.compiler or entry.compiler,
+                origin=origin,
+                seconds=waited,
+                saved=entry.seconds,
+            ),
             bytes_read=entry.size,
             wait_seconds=waited if action.waited else 0.0,
             **{f"{origin.value}_hits": 1},
@@ -246,7 +254,9 @@ class Coordinator:
         failure = action.seen.entry.failure
         waited = anyio.current_time() - errand.wait.started if errand.wait.watched else 0.0
         self._report.tell(
-            _events.FailureShared(key=errand.key, label=errand.job.label, failure=failure),
+            _events.FailureShared(
+                key=errand.key, label=errand.job.label, compiler=errand.job.compiler, failure=failure
+            ),
             wait_seconds=waited,
         )
         return failure

@@ -27,12 +27,20 @@ __all__ = [
     "PreparingCompiler",
     "Request",
     "Status",
+    "WarmCompiler",
+    "Worker",
+    "WorkerProgram",
     "Workspace",
 ]
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 FailureReason = Literal["diagnostic", "exit", "signal", "timeout", "spawn", "missing", "memory", "disk"]
+
+
+About: TypeAlias = tuple[str | None, str | None, float]
+"""What is counted of an artifact: its label, its compiler, the seconds that its compile took."""
+_NOTHING_KNOWN: About = (None, None, 0.0)
 
 
 class Origin(enum.StrEnum):
@@ -98,7 +106,7 @@ class Artifact:
     Two artifacts are equal when their parts and metadata are; ``origin`` is not compared.
     """
 
-    __slots__ = ("_identity", "_metadata", "_origin", "_parts")
+    __slots__ = ("_about", "_identity", "_metadata", "_origin", "_parts")
 
     def __init__(self, parts: Mapping[str, Buffer], metadata: Mapping[str, JSON] | None = None) -> None:
         if not parts:
@@ -114,6 +122,7 @@ class Artifact:
         self._metadata: Mapping[str, JSON] = MappingProxyType(plain)
         self._origin: Origin | None = None
         self._identity: str | None = None
+        self._about = _NOTHING_KNOWN
 
     @classmethod
     def of(cls, data: Buffer, metadata: Mapping[str, JSON] | None = None) -> Artifact:
@@ -162,13 +171,16 @@ class Artifact:
         """Bytes of all parts together."""
         return sum(len(self._parts.view(name)) for name in self._parts)
 
-    def _stamped(self, origin: Origin, identity: str | None) -> Artifact:
-        """Return the same artifact with another origin; ``identity`` is the publish nonce of its entry."""
+    def _stamped(self, origin: Origin, identity: str | None, about: About | None = None) -> Artifact:
+        """Return the same artifact with another origin; ``identity`` is the publish nonce of its entry, and
+        ``about`` what is counted of it (None: as before).
+        """
         twin = object.__new__(Artifact)
         twin._parts = self._parts
         twin._metadata = self._metadata
         twin._origin = origin
         twin._identity = identity
+        twin._about = self._about if about is None else about
         return twin
 
     def __eq__(self, other: object) -> bool:
@@ -200,6 +212,7 @@ class Artifact:
         self._metadata = MappingProxyType(state["metadata"])
         self._origin = state["origin"]
         self._identity = state["identity"]
+        self._about = _NOTHING_KNOWN
 
 
 async def _no_threads(path: str | os.PathLike[str], data: memoryview) -> None:
@@ -336,6 +349,70 @@ class PreparingCompiler(Compiler, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerProgram:
+    """A program that serves many compiles, one after the other, so that its start is paid once.
+
+    It reads orders from its standard input and writes answers to its standard output: JSON objects, one line
+    each. Before the first order it writes one by itself, when it is ready to serve; ``{"missing": text}``
+    says that it never will be, since something is not installed. When it begins with an order it writes an
+    empty line: a worker that dies before that (it may have been killed while it idled) is replaced unseen,
+    one that dies later fails the compile. It ends at the end of its input. Files go through the folder in
+    which it is started (also its ``TMPDIR``), which is emptied between compiles.
+
+    Workers are shared between all requests of a cache whose compilers name equal programs.
+    """
+
+    argv: tuple[str, ...]
+    """The program and its arguments."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Its whole environment, but for ``TMPDIR`` and, where it names none, ``PATH``."""
+    max_compiles: int = 500
+    """After so many compiles a worker is replaced."""
+    max_growth: int = 512 << 20
+    """Bytes: a worker whose resident memory is by so much above what it began with is replaced."""
+
+
+@runtime_checkable
+class Worker(Protocol):
+    """A running `WorkerProgram`, lent to one compile."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder: empty at first, and emptied after the compile."""
+        ...
+
+    async def ask(self, order: Mapping[str, JSON]) -> dict[str, JSON]:
+        """Give it an order and return its answer. Cancellation stops the worker before it returns.
+
+        :raises CompilerCrashedError: it was killed.
+        :raises CompileError: it ended instead of answering, or its answer is no JSON object.
+        """
+        ...
+
+
+@runtime_checkable
+class WarmCompiler(Compiler, Protocol):
+    """A compiler that is hosted by a worker process, which a cache keeps warm between compiles.
+
+    A `acache.Cache` then calls ``compile_with`` in place of ``compile``.
+    """
+
+    async def worker(self) -> WorkerProgram:
+        """Say what program serves this compiler.
+
+        :raises CompilerNotFoundError: it is not installed.
+        """
+        ...
+
+    async def compile_with(self, request: Request, worker: Worker) -> Artifact:
+        """Compile by asking the worker; it may be called again with another worker if the first is gone.
+
+        :raises CompileError: with the compiler's own text.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One compile, as a frozen value free of I/O; made by a compiler's ``request``.
 
@@ -365,6 +442,8 @@ class EntryInfo:
     used: float
     """The file's mtime: when it was last written or, within ``recency_grain``, read."""
     metadata: Mapping[str, JSON]
+    compiler: str | None = None
+    """The compiler's class, such as ``Tileiras``; None for a caller's own function, or where unknown."""
 
 
 @dataclass(frozen=True, slots=True)

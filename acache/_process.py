@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from acache._errors import CompilerCrashedError
 
 __all__ = [
+    "ANSWER_LIMIT",
     "OUTPUT_LIMIT",
     "GuardLostError",
     "GuardedWorkspace",
     "LeaseOrders",
+    "ServerEndedError",
     "aside",
     "open_workspace",
     "run_tool",
@@ -38,6 +40,21 @@ T = TypeVar("T")
 
 OUTPUT_LIMIT = 1 << 20
 """Bytes kept of each of stdout and stderr, unless a run says otherwise."""
+ANSWER_LIMIT = 1 << 24
+"""Bytes that one answer of a serving program may have."""
+
+
+class ServerEndedError(Exception):
+    """A program that serves ended, and gave no answer.
+
+    :param completed: how it ended.
+    :param begun: whether it had said that it begins; if not, nothing was done about the order.
+    """
+
+    def __init__(self, completed: Completed, *, begun: bool) -> None:
+        super().__init__(completed, begun)
+        self.completed = completed
+        self.begun = begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +91,14 @@ class LeaseOrders:
 class GuardedWorkspace:
     """A private folder for one compile, and the one way to run programs in it; see `open_workspace`."""
 
-    __slots__ = ("_guard", "_path", "_turn")
+    __slots__ = ("_argv", "_guard", "_path", "_said", "_turn")
 
     def __init__(self, guard: Guard, path: Path) -> None:
         self._guard = guard
         self._path = path
         self._turn = anyio.Lock(fast_acquire=True)
+        self._argv: tuple[str, ...] = ()  # of the program that serves here
+        self._said = bytearray()
 
     @property
     def path(self) -> Path:
@@ -132,22 +151,71 @@ class GuardedWorkspace:
             raise ValueError("argv is empty")
         await anyio.lowlevel.checkpoint()
         async with self._turn:
-            frame = await self._prepared(argv, env, stdin, cwd, output_limit)
-            settled = False
-            try:
-                await self._guard.send(frame)
-                outcome = await self._outcome(tuple(argv))
-                settled = True
-            finally:
-                if not settled:
-                    self._guard.dismiss()
-                    await self._guard.gone()
+            frame = await self._prepared("run", argv, env, stdin, cwd, output_limit)
+            outcome = await self._whole(self._ending(frame, tuple(argv)))
         if isinstance(outcome, Completed):
             return outcome
         raise outcome
 
+    async def serve(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
+        """Start a program that stays and answers: from now on `ask` talks with it.
+
+        It reads orders from its standard input, one line each, and writes two lines for each to its standard
+        output: an empty one when it begins, and the answer. Before all orders it may write one line.
+        Arguments, cancellation and errors are as of `run`, but for the output: of standard error the usual
+        much is kept.
+        """
+        await anyio.lowlevel.checkpoint()
+        async with self._turn:
+            frame = await self._prepared("serve", argv, env, None, None, OUTPUT_LIMIT)
+            failed = await self._whole(self._beginning(frame, tuple(argv)))
+        if failed is not None:
+            raise failed
+        self._argv = tuple(argv)
+
+    async def ask(self, order: bytes) -> bytes:
+        """Give the serving program one order, a line without its end, and return its answer, likewise.
+
+        For an empty order nothing is sent, and the program's next line is returned. Cancellation, like every
+        error, stops the program before it is felt here.
+
+        :raises ServerEndedError: the program ended.
+        :raises GuardLostError: the guard was killed; what it left has been swept.
+        """
+        async with self._turn:
+            return await self._whole(self._answer(order))
+
+    @property
+    def pid(self) -> int:
+        """The process id of the program that was started last; 0 when there was none."""
+        return self._guard.program[0]
+
+    def quiet(self) -> bool:
+        """Whether the guard and its serving program live, with no word from them that nobody asked for.
+
+        What has arrived is looked at, without waiting.
+        """
+        return bool(self._argv) and not self._said and self._guard.quiet()
+
+    def dismiss(self) -> None:
+        """Begin to stop everything; who leaves the block of `open_workspace` waits for the end of it."""
+        self._guard.dismiss()
+
+    async def _whole(self, talk: Awaitable[T]) -> T:
+        """Talk with the guard to the end of a matter, or stop everything."""
+        settled = False
+        try:
+            result = await talk
+            settled = True
+            return result
+        finally:
+            if not settled:
+                self._guard.dismiss()
+                await self._guard.gone()
+
     async def _prepared(
         self,
+        kind: str,
         argv: Sequence[str],
         env: Mapping[str, str] | None,
         stdin: bytes | None,
@@ -177,7 +245,7 @@ class GuardedWorkspace:
                     file.write(stdin)
             words = [os.fsencode(os.path.abspath(program)), *map(os.fsencode, argv[1:])]
             return encode(
-                "run",
+                kind,
                 words[0],
                 os.fsencode(cwd or self._path),
                 source,
@@ -192,30 +260,70 @@ class GuardedWorkspace:
         except OSError as error:
             raise not_started(f"{argv[0]}: {error}", error.errno) from error
 
-    async def _outcome(self, argv: tuple[str, ...]) -> Completed | CompilerCrashedError:
+    async def _ending(self, frame: bytes, argv: tuple[str, ...]) -> Completed | CompilerCrashedError:
+        """Start a program and wait for its end."""
+        failed = await self._beginning(frame, argv)
+        if failed is not None:
+            return failed
         while True:
             kind, fields = await self._guard.receive()
-            match kind:
-                case "started":
-                    self._guard.program = (int(fields[0]), int(fields[1]))
-                case "failed":
-                    return not_started(f"{argv[0]}: {fields[1].decode(errors='replace')}")
-                case "oops":
-                    raise GuardLostError(fields[0].decode(errors="replace"))
-                case "exit":
-                    number, wall, cpu, lost_out, lost_err = map(int, fields[1:6])
-                    ended = fields[0] == b"exit"
-                    return Completed(
-                        argv=argv,
-                        exit_status=number if ended else None,
-                        signal=None if ended else number,
-                        stdout=fields[6],
-                        stderr=fields[7],
-                        seconds=wall / 1e6,
-                        cpu_seconds=cpu / 1e6,
-                        stdout_dropped=lost_out,
-                        stderr_dropped=lost_err,
-                    )
+            if kind == "exit":
+                return _completed(argv, fields)
+            _refuse_oops(kind, fields)
+
+    async def _beginning(self, frame: bytes, argv: tuple[str, ...]) -> CompilerCrashedError | None:
+        """Start a program; return what stood against it."""
+        await self._guard.send(frame)
+        while True:
+            kind, fields = await self._guard.receive()
+            if kind == "started":
+                self._guard.program = (int(fields[0]), int(fields[1]))
+                return None
+            if kind == "failed":
+                return not_started(f"{argv[0]}: {fields[1].decode(errors='replace')}")
+            _refuse_oops(kind, fields)
+
+    async def _answer(self, order: bytes) -> bytes:
+        if order:
+            await self._guard.send(encode("tell", order + b"\n"))
+            if await self._line(begun=False):
+                raise not_started(f"{self._argv[0]}: an answer without the empty line that says it begins")
+        return await self._line(begun=True)
+
+    async def _line(self, *, begun: bool) -> bytes:
+        while (end := self._said.find(b"\n")) < 0:
+            kind, fields = await self._guard.receive()
+            if kind == "said":
+                self._said += fields[0]
+            elif kind == "exit":
+                raise ServerEndedError(_completed(self._argv, fields), begun=begun)
+            _refuse_oops(kind, fields)
+            if len(self._said) > ANSWER_LIMIT:
+                raise not_started(f"{self._argv[0]}: an answer of more than {ANSWER_LIMIT} bytes")
+        line = bytes(self._said[:end])
+        del self._said[: end + 1]
+        return line
+
+
+def _refuse_oops(kind: str, fields: list[bytes]) -> None:
+    if kind == "oops":
+        raise GuardLostError(fields[0].decode(errors="replace"))
+
+
+def _completed(argv: tuple[str, ...], fields: list[bytes]) -> Completed:
+    number, wall, cpu, lost_out, lost_err = map(int, fields[1:6])
+    ended = fields[0] == b"exit"
+    return Completed(
+        argv=argv,
+        exit_status=number if ended else None,
+        signal=None if ended else number,
+        stdout=fields[6],
+        stderr=fields[7],
+        seconds=wall / 1e6,
+        cpu_seconds=cpu / 1e6,
+        stdout_dropped=lost_out,
+        stderr_dropped=lost_err,
+    )
 
 
 @asynccontextmanager

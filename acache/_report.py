@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from acache import _events
+from acache._tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,7 @@ class Report:
 
     def __init__(self, on_event: Callable[[Event], object] | None) -> None:
         self.counters = _events.Counters()
+        self.tally = Tally()
         self._on_event = on_event
         self._warned: set[tuple[str, object]] = set()
 
@@ -32,6 +34,10 @@ class Report:
         """Hand an event to ``on_event``, whose exceptions are logged, and add to counters."""
         for name, amount in counts.items():
             self.counters.add(name, amount)
+        if counts:
+            self.tally.count(event.label, event.compiler, counts)
+        if isinstance(event, _events.Hit) and event.saved:
+            self.tally.count(event.label, event.compiler, {f"{event.origin.value}_saved": event.saved})
         if self._on_event is None:
             return
         try:

@@ -74,6 +74,8 @@ class Settings:
     - ``on_abandon``: when the last caller leaves: ``finish`` and publish, or ``stop``. Default ``finish``.
     - ``trust``: whose entries are believed, by the owner of each file: ``user`` (me or root), ``group``,
       ``any``. Default ``user``.
+    - ``record_stats``: whether a small record of what was counted is left when the cache closes, for
+      ``acache stats``; None: except on network mounts. Default None.
     - ``durable``: fsync on publish. Default False.
     - ``strict``: storage faults raise. Default False.
 
@@ -105,6 +107,7 @@ class Settings:
     coordinate: bool = True
     on_abandon: OnAbandon = "finish"
     trust: Trust = "user"
+    record_stats: bool | None = None
     durable: bool = False
     strict: bool = False
 
@@ -241,18 +244,25 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Switch:
-    def check(self, value: object, name: str) -> bool:
+    optional: bool = False
+
+    def check(self, value: object, name: str) -> bool | None:
+        if value is None and self.optional:
+            return None
         if not isinstance(value, bool):
-            raise ValueError(f"{name}={value!r}: must be True or False")
+            raise ValueError(f"{name}={value!r}: must be True or False{', or None' if self.optional else ''}")
         return value
 
-    def parse(self, text: str, name: str) -> bool:
+    def parse(self, text: str, name: str) -> bool | None:
+        if self.optional and text.lower() == "none":
+            return None
         match text.lower():
             case "1" | "true" | "yes" | "on":
                 return True
             case "0" | "false" | "no" | "off":
                 return False
-        raise ValueError(f"{name}={text!r}: must be 1, true, yes or on, or 0, false, no or off")
+        none = ", or none" if self.optional else ""
+        raise ValueError(f"{name}={text!r}: must be 1, true, yes or on, or 0, false, no or off{none}")
 
 
 _SECONDS = _Number(0, _MAX_SECONDS)
@@ -277,6 +287,7 @@ _RULES: Mapping[str, _Number | _Choice | _Switch] = {
     "coordinate": _Switch(),
     "on_abandon": _Choice(("finish", "stop")),
     "trust": _Choice(("user", "group", "any")),
+    "record_stats": _Switch(optional=True),
     "durable": _Switch(),
     "strict": _Switch(),
 }

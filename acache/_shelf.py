@@ -10,7 +10,9 @@ from anyio import lowlevel
 from acache import _events, _keys, _moves, _store
 from acache._describe import entry_info, status_of
 from acache._format import Caption, encode_artifact
+from acache._held import Handover, HeldPart, hold
 from acache._models import Artifact, EntryInfo, Origin, Status
+from acache._protocol import SeenArtifact
 from acache._store import Subject, fresh_nonce
 
 if TYPE_CHECKING:
@@ -56,7 +58,9 @@ class Shelf:
         kept = self._memory.get(key)
         if kept is None:
             return None
-        self._report.tell(_events.Hit(key=key, origin=Origin.MEMORY), memory_hits=1)
+        label, compiler, saved = kept._about
+        event = _events.Hit(key=key, label=label, compiler=compiler, origin=Origin.MEMORY, saved=saved)
+        self._report.tell(event, memory_hits=1)
         return kept._stamped(Origin.MEMORY, kept._identity)
 
     async def get(self, key: Key) -> Artifact | None:
@@ -78,12 +82,47 @@ class Shelf:
             self._report.tell(_events.Miss(key=key), misses=1)
             return None
         entry = seen.entry
-        event = _events.Hit(key=key, label=entry.label, origin=Origin.DISK)
+        event = _events.Hit(
+            key=key, label=entry.label, compiler=entry.compiler, origin=Origin.DISK, saved=entry.seconds
+        )
         self._report.tell(event, disk_hits=1, bytes_read=entry.size)
         await directory.touch(subject, seen)
         artifact = entry.artifact()._stamped(Origin.DISK, entry.identity)
         self._memory.put(key, artifact, artifact.size)
         return artifact
+
+    async def hold(self, key: Key, part: str | None) -> HeldPart | Artifact | None:
+        """Return one part of a file, checked and left open at its first byte, for who passes it on piece by
+        piece; or the whole artifact, where it is in memory or no such file is found; or None.
+
+        Whoever gets a `HeldPart` closes its stream. Cancellation leaves at once and leaves no file open.
+
+        :raises KeyError: the artifact in the file has no part of that name.
+        """
+        kept = self.get_nowait(key)
+        if kept is not None or self._settings.mode == "off":
+            await lowlevel.checkpoint()
+            return kept
+        subject, directory, handover = self.subject(key), self._directory, Handover()
+        try:
+            held = await directory.run(hold(await directory.layout(), subject, part, handover), abandon=True)
+            if held is None:
+                return await self.get(key)  # it knows what is wrong, and where else to look
+            entry = held.entry
+            event = _events.Hit(
+                key=key, label=entry.label, compiler=entry.compiler, origin=Origin.DISK, saved=entry.seconds
+            )
+            self._report.tell(event, disk_hits=1, bytes_read=held.size)
+            seen = SeenArtifact("artifact", entry.identity, entry.seconds, entry, used=held.used)
+            await directory.touch(subject, seen)
+        except BaseException as error:
+            handover.leave()
+            if not isinstance(error, OSError):
+                raise
+            directory.fault("hold", error, key)
+            self._report.tell(_events.Miss(key=key), misses=1)
+            return None
+        return held
 
     async def put(self, key: Key, artifact: Artifact, label: str | None) -> None:
         limit = self._settings.max_entry_bytes
@@ -93,7 +132,7 @@ class Shelf:
             await lowlevel.checkpoint()
             return
         caption = Caption(key.hex, self._namespace, fresh_nonce(), label, key.fields, time.time())
-        kept = artifact._stamped(artifact.origin or Origin.COMPILED, caption.nonce)
+        kept = artifact._stamped(artifact.origin or Origin.COMPILED, caption.nonce, (label, None, 0.0))
         chunks = encode_artifact(caption, artifact, 0.0)
         await lowlevel.checkpoint_if_cancelled()
         self._memory.put(key, kept, artifact.size)

@@ -43,6 +43,7 @@ __all__ = [
     "paths_in",
     "publish",
     "read_artifact",
+    "read_header",
     "read_usual",
     "replace_entry",
     "touch",
@@ -425,6 +426,15 @@ def list_shards(layout: Layout) -> Steps[list[str]]:
     return sorted(set(names).intersection(_policy.SHARDS))
 
 
+def read_header(path: str) -> Steps[tuple[File, Entry]]:
+    """Read a file as far as its header, whoever owns it; FormatError: it is no entry of this version."""
+    file: File = yield ("head", path, HEAD)
+    span = header_span(bytes(file.data[:64]))
+    if span > len(file.data):
+        file = yield ("head", path, span)
+    return file, decode_entry(file.data, key=None, namespace=None, parts=False)
+
+
 def list_shard(layout: Layout, shard: str, suffixes: tuple[str, ...] = (".art",)) -> Steps[list[Listed]]:
     """Read the headers in one shard; what vanishes meanwhile, is bad or not believed is left out."""
     folder = f"{layout.base}/{shard}"
@@ -440,12 +450,8 @@ def list_shard(layout: Layout, shard: str, suffixes: tuple[str, ...] = (".art",)
             continue
         path = f"{folder}/{name}"
         try:
-            file: File = yield ("head", path, HEAD)
+            file, entry = yield from read_header(path)
             if layout.trust.believes(file):
-                span = header_span(bytes(file.data[:64]))
-                if span > len(file.data):
-                    file = yield ("head", path, span)
-                entry = decode_entry(file.data, key=None, namespace=None, parts=False)
                 found.append(Listed(path, entry, file.mtime))
         except (OSError, FormatError):
             continue

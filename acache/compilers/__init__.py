@@ -12,14 +12,26 @@ free of I/O. Three steps turn a request into an artifact, each off the event loo
 
 ``key_fields`` and ``compile`` prepare a request that is not prepared yet, so each works alone; who needs both
 to speak of the same content prepares first, as `acache.Cache` does. (Of a compiler of your own, only the last
-two are asked: `Compiler`; one that has ``prepare`` as well is a `PreparingCompiler`.)
+two are asked: `Compiler`; one that has ``prepare`` as well is a `PreparingCompiler`; one that is hosted by
+worker processes, which a cache keeps warm, is a `WarmCompiler`.)
 """
 
 from __future__ import annotations
 
-from acache._models import Compiler, Completed, PreparingCompiler, Request, Workspace
+from acache._models import (
+    Compiler,
+    Completed,
+    PreparingCompiler,
+    Request,
+    WarmCompiler,
+    Worker,
+    WorkerProgram,
+    Workspace,
+)
 from acache.compilers._cc import Cc
 from acache.compilers._command import Command
+from acache.compilers._nvcc import Nvcc
+from acache.compilers._nvrtc import Nvrtc
 from acache.compilers._tileiras import Tileiras
 
 __all__ = [
@@ -27,8 +39,13 @@ __all__ = [
     "Command",
     "Compiler",
     "Completed",
+    "Nvcc",
+    "Nvrtc",
     "PreparingCompiler",
     "Request",
     "Tileiras",
+    "WarmCompiler",
+    "Worker",
+    "WorkerProgram",
     "Workspace",
 ]

@@ -5,25 +5,23 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
 
-from acache._errors import CompileError, KeyDerivationError
-from acache._models import Artifact, CompileFailure, Request, Workspace
+from acache._errors import KeyDerivationError
+from acache._models import Artifact, Request, Workspace
 from acache._process import run_tool
 from acache.compilers._aside import run_aside
 from acache.compilers._cc_options import Options, sort_options
-from acache.compilers._diagnostics import error_of, plain_text
+from acache.compilers._diagnostics import error_of, plain_text, unfinished
+from acache.compilers._driver import ASK_SECONDS, fingerprint_of, parts_of
 from acache.compilers._toolchain import (
     Location,
     check_env,
     check_location,
-    digest_files,
     environment,
     find_program,
-    identity,
     in_thread,
     passed,
     read_source,
@@ -39,8 +37,6 @@ __all__ = ["Cc"]
 
 Language: TypeAlias = Literal["c", "c++"]
 
-_PREPROCESS_SECONDS: Final = 120.0
-"""A preprocessor that takes this long is stuck, on a network mount or a pipe it should not read."""
 _HINT: Final = "install a C compiler (Debian, Ubuntu: apt-get install gcc g++), or give executable="
 _PREPROCESSED: Final[Mapping[Language, str]] = {"c": "cpp-output", "c++": "c++-cpp-output"}
 _SUFFIXES: Final[Mapping[str, Language]] = {
@@ -48,19 +44,8 @@ _SUFFIXES: Final[Mapping[str, Language]] = {
     **dict.fromkeys((".C", ".cc", ".cp", ".cpp", ".CPP", ".cxx", ".c++"), "c++"),
 }
 _READS_FILES: Final = re.compile(rb"\.incbin\b")
-_PARTS_SCRIPT: Final = """
-cc=$1; shift
-ldd "$cc" 2>/dev/null || :
-for name in cc1 cc1plus collect2 lto1 lto-wrapper as ld; do
-    found=$("$cc" "$@" -print-prog-name=$name 2>/dev/null) && found=$(command -v "$found") || continue
-    echo "program $found"
-    ldd "$found" 2>/dev/null || :
-done
-"""
-_SYSTEM_LIBRARY: Final = re.compile(r"(?:ld-linux.*|ld-musl.*|libc|libdl|libpthread|librt)\.so")
-"""The C library generates no code, and would part hosts of different patch levels that could share."""
-
-_toolchains: dict[tuple[str, ...], tuple[tuple[int, ...], tuple[str, ...]]] = {}
+_PROGRAMS: Final = ("cc1", "cc1plus", "collect2", "lto1", "lto-wrapper", "as", "ld")
+"""What a driver may run to make an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +169,7 @@ class Cc:
             name, stdin = "-", read_source(request.source)
         argv = [program, *self.options, "-E", "-x", language, "-o", "{output}", name]
         completed, text = await run_aside(
-            argv, env=passed(env), stdin=stdin, cwd=directory, seconds=_PREPROCESS_SECONDS
+            argv, env=passed(env), stdin=stdin, cwd=directory, seconds=ASK_SECONDS
         )
         if not completed.ok:
             raise error_of(completed)
@@ -209,26 +194,10 @@ class Cc:
         location = self.executable if self.toolchain is None else self.toolchain
         driver = await in_thread(find_program, location, _HINT)
         # what the driver runs depends on options such as -B and -m32, and on the PATH
-        question = (driver, os.environ.get("PATH", ""), *self._sorted.compiling)
-        now = await in_thread(identity, driver)
-        known = _toolchains.get(question)
-        if known is None or known[0] != now:
-            known = (now, await self._parts(driver))
-            _toolchains[question] = known
-        name = os.path.basename(driver)
-        try:
-            return await in_thread(digest_files, known[1], name)
-        except FileNotFoundError:  # a part moved: ask again
-            known = _toolchains[question] = (now, await self._parts(driver))
-            return await in_thread(digest_files, known[1], name)
+        return await fingerprint_of(driver, self._sorted.compiling, self._parts, os.path.basename(driver))
 
     async def _parts(self, driver: str) -> tuple[str, ...]:
-        """Ask the driver and the dynamic loader which files do the work."""
-        argv = ["/bin/sh", "-c", _PARTS_SCRIPT, "sh", driver, *self._sorted.compiling]
-        completed = await run_tool(argv, cwd="/", timeout=_PREPROCESS_SECONDS)
-        if not completed.ok:
-            raise error_of(completed)
-        return await in_thread(_files, driver, completed.stdout.decode("utf-8", "surrogateescape"))
+        return await parts_of(driver, self._sorted.compiling, _PROGRAMS)
 
     async def key_fields(self, request: Request) -> dict[str, object]:
         """Return every input of the compile as labelled fields.
@@ -251,7 +220,7 @@ class Cc:
         """Return a digest of what ``native`` means here: the options that the driver makes of it."""
         driver = await in_thread(find_program, self.executable, _HINT)
         argv = [driver, *self._sorted.compiling, "-###", "-S", "-x", "c", os.devnull, "-o", "-"]
-        completed = await run_tool(argv, cwd="/", timeout=_PREPROCESS_SECONDS)
+        completed = await run_tool(argv, cwd="/", timeout=ASK_SECONDS)
         if not completed.ok:
             raise error_of(completed)
         return hashlib.sha256(completed.stderr).hexdigest()
@@ -281,9 +250,8 @@ class Cc:
         try:
             data = await in_thread(output.read_bytes)
         except FileNotFoundError:
-            text = f"the compiler ended well but wrote no object\n{plain_text(completed)}".rstrip()
-            failure = CompileFailure(reason="exit", text=text, exit_status=0, seconds=completed.seconds)
-            raise CompileError(failure) from None
+            text = f"the compiler ended well but wrote no object\n{plain_text(completed)}"
+            raise unfinished(completed, text) from None
         said = "\n".join(filter(None, [prepared.messages, plain_text(completed, workspace.path)]))
         metadata: dict[str, JSON] = {"messages": said} if said else {}
         return Artifact({"object": data}, metadata)
@@ -292,19 +260,3 @@ class Cc:
 def _prepared(request: Request) -> _Preprocessed:
     assert isinstance(request.source, _Preprocessed)
     return request.source
-
-
-def _files(driver: str, report: str) -> tuple[str, ...]:
-    """Read the answer of the parts script: ``program PATH`` lines, and ldd's ``name => path (address)``."""
-    files = {os.path.realpath(driver)}
-    for line in report.splitlines():
-        words = line.split()
-        if line.startswith("program "):
-            path = shutil.which(line.removeprefix("program "))
-        elif "=>" in words and len(words) >= 3 and not _SYSTEM_LIBRARY.match(words[0]):
-            path = words[2] if words[2].startswith("/") else None
-        else:
-            path = None
-        if path is not None and os.path.isfile(path):
-            files.add(os.path.realpath(path))
-    return tuple(sorted(files))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from acache._models import Completed, FailureReason
 
-__all__ = ["TEXT_LIMIT", "classify", "error_of", "plain_text"]
+__all__ = ["TEXT_LIMIT", "classify", "error_of", "plain_text", "unfinished"]
 
 TEXT_LIMIT: Final = 64 * 1024
 """Characters of the compiler's text that a failure keeps: the first half and the last half."""
@@ -28,7 +28,8 @@ _NO_MEMORY = re.compile(
     r"|LLVM ERROR: out of memory"  # clang, tileiras
     r"|std::bad_alloc"
     r"|Cannot allocate memory"  # strerror(ENOMEM)
-    r"|ptxas fatal\s*:.*[Mm]emory allocation failure"
+    r"|(?:nvcc|ptxas|nvlink|fatbinary) fatal\s*:.*[Mm]emory allocation failure"
+    r"|catastrophic error: out of memory"  # cicc, cudafe++
     r"|memory exhausted",  # ld, bison-made parsers
 )
 _NO_DISK = re.compile(r"No space left on device|Disk quota exceeded|File too large")
@@ -38,13 +39,26 @@ _CHILD_KILLED = re.compile(
     r"|internal compiler error: (?:Killed|Terminated) \(program"  # gcc before 10
     r"|terminated (?:with|by) signal \d+"  # collect2, make
     r"|command failed due to signal"  # clang
-    r"|unable to execute command: (?:Killed|Terminated|Segmentation fault|Aborted)",  # clang
+    r"|unable to execute command: (?:Killed|Terminated|Segmentation fault|Aborted)"  # clang
+    r"|nvcc error\s*: '[^'\n]*' died due to signal \d+",
 )
 _POSITIONED = (
     # gcc, clang, rustc --error-format=short, and most others: file:line[:column]: [fatal ]error:
     re.compile(r"^(?!\s)[^\n]*?:\d+(?::\d+)?:\s*(?:fatal |syntax )?error\b", re.IGNORECASE),
     # nvcc, cl: file(line): error
     re.compile(r"^(?!\s)[^\n]*?\(\d+(?:,\d+)?\)\s*:\s*(?:fatal |catastrophic )?error\b", re.IGNORECASE),
+    # ptxas: of a line of PTX; of a kernel as a whole; of options, which nvcc passes on as they are
+    re.compile(r"^ptxas [^\n]*, line \d+; (?:error|fatal)\s*:"),
+    re.compile(r"^ptxas error\s*: "),
+    re.compile(
+        r"^ptxas fatal\s*: (?:\(C\d+\) )?(?:Unresolved extern |Unknown option |Value '[^'\n]*' is not )"
+    ),
+    re.compile(r"^ptxas fatal\s*: (?:\(C\d+\) )?Register allocation failed"),
+    # nvcc, of its options
+    re.compile(
+        r"^nvcc fatal\s*: (?:Unsupported gpu architecture|Unknown option|Value '[^'\n]*' is not defined"
+        r"|Option '[^'\n]*' |'[^'\n]*': expected )"
+    ),
     # tileiras: loc("file":line:column) ... : error:
     re.compile(r"\bloc\((?:[^\n]*\[)?\"[^\"\n]*\":\d+:\d+\]?\)[^\n]*: error: "),
     # tileiras, of bytecode that does not parse or verify (exit status 3)
@@ -114,3 +128,10 @@ def error_of(completed: Completed, workspace: Path | None = None) -> CompileErro
     failure = classify(completed, plain_text(completed, workspace))
     kind = CompilerCrashedError if failure.reason in {"signal", "spawn"} else CompileError
     return kind(failure)
+
+
+def unfinished(completed: Completed, text: str, reason: FailureReason = "exit") -> CompileError:
+    """Make the exception for a run that ended well, and yet did not do what it says."""
+    return CompileError(
+        CompileFailure(reason=reason, text=text.rstrip(), exit_status=0, seconds=completed.seconds)
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import re
@@ -13,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from acache._errors import CompileError
 from acache._models import Artifact, CompileFailure, Request, Workspace
-from acache.compilers._diagnostics import error_of, plain_text
+from acache.compilers._diagnostics import error_of, plain_text, unfinished
+from acache.compilers._elf import BROKEN, is_whole
 from acache.compilers._tile_bytecode import without_folders
 from acache.compilers._toolchain import (
     Location,
     check_location,
     digest_files,
+    find_packaged,
     find_program,
     in_thread,
     not_found,
@@ -196,9 +197,9 @@ class Tileiras:
         try:
             data = await in_thread((workspace.path / "kernel.cubin").read_bytes)
         except FileNotFoundError:
-            text = f"tileiras ended well but wrote no cubin\n{said}".rstrip()
-            failure = CompileFailure(reason="exit", text=text, exit_status=0, seconds=completed.seconds)
-            raise CompileError(failure) from None
+            raise unfinished(completed, f"tileiras ended well but wrote no cubin\n{said}") from None
+        if not is_whole(data):
+            raise unfinished(completed, f"{BROKEN}\n{said}", "disk")
         metadata: dict[str, JSON] = {"messages": said} if said else {}
         return Artifact({"cubin": data}, metadata)
 
@@ -212,15 +213,9 @@ def find_tileiras(executable: Location | None) -> str:
     """Return the path of tileiras: the one asked for, else the Python packages' own, else on PATH. Blocks."""
     if executable is not None:
         return find_program(executable, _HINT)
-    try:
-        spec = importlib.util.find_spec("nvidia")
-    except ValueError:  # somebody put a module without a spec there
-        spec = None
-    for folder in (spec.submodule_search_locations if spec is not None else None) or ():
-        releases = Path(folder).glob("cu[0-9]*")
-        for release in sorted(releases, key=lambda path: (len(path.name), path.name), reverse=True):
-            if os.access(release / "bin" / "tileiras", os.X_OK):
-                return str(release / "bin" / "tileiras")
+    packaged = find_packaged("tileiras")
+    if packaged is not None:
+        return packaged
     return find_program("tileiras", _HINT)
 
 

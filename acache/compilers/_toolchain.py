@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -30,6 +31,7 @@ __all__ = [
     "check_location",
     "digest_files",
     "environment",
+    "find_packaged",
     "find_program",
     "in_thread",
     "not_found",
@@ -132,6 +134,20 @@ def find_program(location: Location, hint: str) -> str:
     if found is None:
         raise not_found(f"{name!r} was not found: {hint}")
     return os.path.abspath(found)
+
+
+def find_packaged(name: str) -> str | None:
+    """Return the path of a program of NVIDIA's Python packages, of the newest release that has it. Blocks."""
+    try:
+        spec = importlib.util.find_spec("nvidia")
+    except ValueError:  # somebody put a module without a spec there
+        spec = None
+    for folder in (spec.submodule_search_locations if spec is not None else None) or ():
+        releases = Path(folder).glob("cu[0-9]*")
+        for release in sorted(releases, key=lambda path: (len(path.name), path.name), reverse=True):
+            if os.access(release / "bin" / name, os.X_OK):
+                return str(release / "bin" / name)
+    return None
 
 
 def not_found(text: str) -> CompilerNotFoundError:

@@ -13,7 +13,7 @@ import pytest
 
 from acache._errors import CompileError, CompilerCrashedError, CompilerNotFoundError, KeyDerivationError
 from acache.compilers import Cc, Request
-from acache.compilers._cc import _files, _toolchains
+from acache.compilers._driver import _files, _toolchains
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -32,6 +32,27 @@ INPUT = {
     "clang": "/src/x.cpp:3:5: error: use of undeclared identifier 'y'\n    3 |     y\n1 error generated.",
     "gas": "x.s:1: Error: no such instruction: `frob'",
     "nvcc": 'k.cu(4): error: identifier "foo" is undefined',
+    "nvcc, catastrophic": 'k.cu(1): catastrophic error: cannot open source file "nope.h"',
+    "nvcc, target": "nvcc fatal   : Unsupported gpu architecture 'sm_20'",
+    "nvcc, option": "nvcc fatal   : Unknown option '-foo'",
+    "nvcc, value": "nvcc fatal   : Value 'c++99' is not defined for option 'std'",
+    "nvcc, options at odds": (
+        "nvcc fatal   : Option '-dlto' cannot generate '--cubin' intermediate at compile time"
+    ),
+    "nvcc, no value": "nvcc fatal   : '-cubin': expected true or false",
+    "ptxas, a line": (
+        "ptxas tmpxft_000043ad_00000000-6_k.ptx, line 27; error   : Unknown modifier '.bar'\n"
+        "ptxas fatal   : Ptx assembly aborted due to errors"
+    ),
+    "ptxas, a kernel": (
+        "ptxas error   : Entry function '_Z1kPi' uses too much shared data (0x61a80 bytes, 0xc000 max)"
+    ),
+    "ptxas, a symbol": "ptxas fatal   : Unresolved extern function '_Z5otheri'",
+    "ptxas, registers": (
+        "ptxas fatal   : (C7600) Register allocation failed with register count of '16'."
+        " Compile the program with a higher register target"
+    ),
+    "ptxas, option": "ptxas fatal   : Unknown option 'foo'",
     "msvc": "k.cpp(4,7): fatal error C1083: Cannot open include file",
     "tileiras, refused": (
         '#cuda_tile.di_loc<loc("k.py":20:9) in #cuda_tile.di_subprogram<file = <"k.py" in ".">, line = 19>>: '
@@ -50,6 +71,12 @@ MACHINE = {
     "clang: no memory": ("LLVM ERROR: out of memory\nPLEASE submit a bug report", "memory"),
     "C++: no memory": ("terminate called after throwing an instance of 'std::bad_alloc'", "memory"),
     "ptxas: no memory": ("ptxas fatal   : Memory allocation failure", "memory"),
+    "nvcc: no memory": ("nvcc fatal   : Memory allocation failure", "memory"),
+    "cicc: no memory": (
+        "/usr/include/c++/12/bits/shared_ptr.h(869): catastrophic error: out of memory\n"
+        '1 catastrophic error detected in the compilation of "k.cu".',
+        "memory",
+    ),
     "no memory, with a position": ("x.c:3:1: fatal error: Cannot allocate memory", "memory"),
     "gcc: no disk": ("x.c:9:1: fatal error: error writing to cc1.s: No space left on device", "disk"),
     "tileiras: no disk": ("LLVM ERROR: IO failure on output stream: No space left on device", "disk"),
@@ -58,6 +85,7 @@ MACHINE = {
     "gcc: child crashed": ("gcc: fatal error: Segmentation fault signal terminated program cc1", "signal"),
     "gcc 9: child killed": ("g++: internal compiler error: Killed (program cc1plus)", "signal"),
     "clang: child killed": ("clang: error: unable to execute command: Killed", "signal"),
+    "nvcc: child killed": ("nvcc error   : 'ptxas' died due to signal 9 (Kill signal)", "signal"),
     "collect2": ("collect2: fatal error: ld terminated with signal 9 [Killed]", "signal"),
     "gcc: no process": (
         "gcc: fatal error: cannot execute cc1: vfork: Resource temporarily unavailable",
@@ -70,6 +98,8 @@ NOBODY_KNOWS = {
     "internal error": "x.c:5:1: internal compiler error: in expand_call, at calls.cc:3210",
     "loader": "cc1: error while loading shared libraries: libc.so.6: failed to map segment",
     "tileiras, whatever befell its ptxas": "error: failed to compile Tile IR program",
+    "ptxas, a file": "ptxas fatal   : Could not open output file 'k.cubin'",
+    "nvcc, a file": "nvcc fatal   : Could not open output file '/tmp/tmpxft_00002428'",
     "a warning": "x.c:1:2: warning: unused variable 'error'",
     "a position in passing": "ran 3:4 tests, error rate 0",
 }

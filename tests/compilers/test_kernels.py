@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from acache.compilers import Cc, Tileiras
+from acache.compilers import Cc, Nvcc, Nvrtc, Tileiras
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,9 +38,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_catalogue(kernels: Any) -> None:
-    for compiler, count in (("tileiras", 3), ("cc", 3)):
+    for compiler in ("tileiras", "nvrtc", "nvcc", "cc"):
         found = kernels.catalogue(compiler)
-        assert len({kernel.name for kernel in found}) == count
+        assert len({kernel.name for kernel in found}) == 3
         assert all(kernel.source.is_file() and kernel.compiler == compiler for kernel in found)
 
 
@@ -60,5 +60,29 @@ async def test_the_cpp_files_compile_without_a_warning(
 async def test_the_cutile_kernels_compile(kernels: Any, index: int, anyio_backend: str, build: Build) -> None:
     kernel = kernels.catalogue("tileiras")[index]
     artifact = await build(kernel.request(Tileiras(kernels.GPU_NAME)))
+    assert artifact.parts["cubin"].startswith(b"\x7fELF")
+    assert kernel.name.encode() in artifact.data
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(("index", "anyio_backend"), [(0, "asyncio"), (1, "trio"), (2, "asyncio")])
+async def test_the_cuda_files_compile_by_nvrtc(
+    kernels: Any, index: int, anyio_backend: str, build: Build
+) -> None:
+    kernel = kernels.catalogue("nvrtc")[index]
+    artifact = await build(kernel.request(Nvrtc(kernels.CUDA_ARCH, options=kernels.CUDA_OPTIONS)))
+    assert artifact.parts["cubin"].startswith(b"\x7fELF")
+    assert kernel.name.encode() in artifact.data
+    assert "log" not in artifact.metadata
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize(("index", "anyio_backend"), [(0, "trio"), (1, "asyncio"), (2, "trio")])
+async def test_the_cuda_files_compile_by_nvcc(
+    kernels: Any, index: int, anyio_backend: str, build: Build
+) -> None:
+    kernel = kernels.catalogue("nvcc")[index]
+    options = [*kernels.CUDA_OPTIONS, "-Werror=all-warnings"]
+    artifact = await build(kernel.request(Nvcc(kernels.CUDA_ARCH, options=options)))
     assert artifact.parts["cubin"].startswith(b"\x7fELF")
     assert kernel.name.encode() in artifact.data

@@ -87,10 +87,14 @@ def test_wrong_requests() -> None:
 
 @pytest.fixture
 def standin(script: Script) -> Path:
-    """Return a program that takes tileiras' arguments and makes a file of them and the bytecode."""
+    """Return a program that takes tileiras' arguments and makes a file of them and the bytecode.
+
+    The file begins as the least of ELF files.
+    """
     return script(
         "tileiras",
-        'test "$5" = -o || exit 1; { echo "$1 $2 $3 $4"; env | grep -v -e TMPDIR -e PWD; cat "$7"; } >"$6"',
+        'test "$5" = -o || exit 1; { printf "\\177ELF\\2\\1"; head -c 58 /dev/zero; '
+        'echo "$1 $2 $3 $4"; env | grep -v -e TMPDIR -e PWD; cat "$7"; } >"$6"',
     )
 
 
@@ -103,7 +107,7 @@ async def test_bytecode_from_memory_and_from_a_file(
     artifacts = [await build(request) for request in requests]
     assert artifacts[0] == artifacts[1]
     assert list(artifacts[0].parts) == ["cubin"]
-    assert artifacts[0].data.startswith(b"--gpu-name sm_90 --opt-level 2\n")
+    assert artifacts[0].data[64:].startswith(b"--gpu-name sm_90 --opt-level 2\n")
     assert artifacts[0].data.endswith(b"\nbytecode")
     assert b"HOME=" not in artifacts[0].data
     assert await key_of(requests[0]) == await key_of(requests[1])
@@ -175,6 +179,8 @@ async def test_what_is_keyed_is_what_is_compiled(
         ("echo 'LLVM ERROR: IO failure: No space left on device'; exit 1", CompileError, "disk", False),
         ("kill -SEGV $$", CompilerCrashedError, "signal", False),
         ("echo remark", CompileError, "exit", False),
+        # what its ptxas leaves on a full disk (release 13.5): the beginning, and a good end
+        ("printf '\\177ELF\\2\\1' >\"$6\"", CompileError, "disk", False),
     ],
 )
 async def test_failures(

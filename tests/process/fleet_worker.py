@@ -9,13 +9,14 @@ import functools
 import hashlib
 import json
 import os
+import resource
 import sys
 import time
 
 import anyio
 
 import acache
-from acache.compilers import Cc, Command, Tileiras
+from acache.compilers import Cc, Command, Nvrtc, Tileiras
 
 
 def request_of(orders):
@@ -28,6 +29,8 @@ def request_of(orders):
         return Command(argv, outputs=["out"], toolchain=script, env=token).request(
             orders.get("source", "source"), label=orders.get("label")
         )
+    if kind == "nvrtc":
+        return Nvrtc("sm_90").request(orders["source"], label=orders.get("label"))
     from examples.kernels import CC_OPTIONS, GPU_NAME, catalogue
 
     where = {"executable": orders["executable"], "toolchain": orders["toolchain"]}
@@ -68,6 +71,8 @@ async def work(orders):
         stats = cache.stats()
         report["stats"] = {name: getattr(stats, name) for name in stats.__dataclass_fields__}
         report["events"] = events
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # guards, and what they waited for
+    report["children_cpu"] = used.ru_utime + used.ru_stime
     print(json.dumps(report), flush=True)
 
 

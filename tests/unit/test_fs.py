@@ -32,7 +32,7 @@ def raised(what: Any, *arguments: Any) -> int | None:
 
 def test_the_real_one_has_every_operation_of_the_protocol():
     names = {name for name in vars(FileSystem) if not name.startswith("_")}
-    assert len(names) == 17
+    assert len(names) == 18
     assert all(callable(getattr(FS, name)) for name in names)
 
 
@@ -71,10 +71,22 @@ def test_head_reads_the_beginning_and_tells_the_size(tmp_path: Path):
     assert (bytes(FS.head(path, 0).data), FS.head(path, 0).size) == (b"", 10)
 
 
+def test_a_held_file_stays_what_it_was(tmp_path: Path):
+    path = str(tmp_path / "file")
+    FS.create(path, (b"0123456789",), False)
+    info = os.stat(path)
+    file = FS.hold(path, 10)
+    FS.unlink(path)
+    with file.stream:
+        assert (file.uid, file.gid, file.mtime, file.size) == (info.st_uid, info.st_gid, info.st_mtime, 10)
+        assert file.stream.read() == b"0123456789"
+
+
 def test_a_file_larger_than_the_limit_is_not_read(tmp_path: Path):
     path = str(tmp_path / "file")
     FS.create(path, (b"0123456789",), False)
     assert raised(FS.read, path, 9) == errno.EFBIG
+    assert raised(FS.hold, path, 9) == errno.EFBIG
 
 
 def test_an_empty_file_reads_as_nothing(tmp_path: Path):
@@ -82,7 +94,7 @@ def test_an_empty_file_reads_as_nothing(tmp_path: Path):
     assert bytes(FS.read(str(tmp_path / "file"), 100).data) == b""
 
 
-@pytest.mark.parametrize("read", [FS.read, FS.head])
+@pytest.mark.parametrize("read", [FS.read, FS.head, FS.hold])
 def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, read: Any):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()

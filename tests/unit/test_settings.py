@@ -33,6 +33,7 @@ DEFAULTS = {
     "coordinate": True,
     "on_abandon": "finish",
     "trust": "user",
+    "record_stats": None,
     "durable": False,
     "strict": False,
 }
@@ -55,6 +56,7 @@ OTHERS = {
     "coordinate": False,
     "on_abandon": "stop",
     "trust": "any",
+    "record_stats": True,
     "durable": True,
     "strict": True,
 }
@@ -213,6 +215,7 @@ def test_settings_are_values():
         ("max_compiles", True, "a whole number, at least 1"),
         ("coordinate", 1, "True or False"),
         ("durable", "yes", "True or False"),
+        ("record_stats", 1, "True or False, or None"),
         ("strict", None, "True or False"),
     ],
 )
@@ -242,6 +245,7 @@ def test_a_bad_value_is_named(name, value, wanted):
         ("max_compiles", "2.5", "a whole number"),
         ("max_compiles", "0", "at least 1"),
         ("strict", "maybe", "1, true, yes or on, or 0, false, no or off"),
+        ("record_stats", "perhaps", "or 0, false, no or off, or none"),
     ],
 )
 def test_a_bad_variable_is_named(name, text, wanted):
