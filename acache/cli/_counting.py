@@ -1,7 +1,6 @@
-"""A pass-through in front of a compiler: it counts the launches that emit an object, and their CPU time.
+"""Launches of a compiler, counted from outside: by a pass-through in front of it, or by a log of launches.
 
-Launches are counted from outside, because a counter inside a program cannot tell "never ran" from "ran and
-failed".
+From outside, because a counter inside a program cannot tell "never ran" from "ran and failed".
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Counter"]
+__all__ = ["Counter", "LaunchLog"]
 
 # A launch is one append of a few bytes to a file opened with O_APPEND, which is atomic among processes of one
 # host. An invocation that emits nothing (a version, a preprocessor run) is replaced by the compiler itself.
@@ -38,8 +37,23 @@ _TIME = re.compile(r"(\d+)m(\d+)[.,](\d+)s")
 
 
 @final
+class LaunchLog:
+    """Counts the lines of a file to which a compiler that is a library adds one before each compile."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "launches"
+
+    def launches(self) -> int:
+        """Return how many launches began so far."""
+        try:
+            return self.path.read_bytes().count(b"\n")
+        except FileNotFoundError:
+            return 0
+
+
+@final
 class Counter:
-    """Counts what one compiler does.
+    """Counts what one compiler does that is a program.
 
     :param folder: where its files go; it exists, and all who compile may write there.
     :param program: the absolute path of the real compiler.
@@ -47,21 +61,18 @@ class Counter:
     """
 
     def __init__(self, folder: Path, program: str, flag: str) -> None:
-        self._launches = folder / "launches"
+        self._log = LaunchLog(folder)
         self._times = folder / "times"
         self.executable = folder / "compiler"
         """What to run in place of the compiler."""
-        words = {"program": program, "flag": flag, "launches": self._launches, "times": self._times}
+        words = {"program": program, "flag": flag, "launches": self._log.path, "times": self._times}
         text = _SCRIPT.format(**{name: shlex.quote(str(word)) for name, word in words.items()})
         self.executable.write_text(text, encoding="utf-8", errors="surrogateescape")
         self.executable.chmod(0o755)
 
     def launches(self) -> int:
         """Return how many launches began so far."""
-        try:
-            return self._launches.read_bytes().count(b"\n")
-        except FileNotFoundError:
-            return 0
+        return self._log.launches()
 
     def cpu_seconds(self) -> float:
         """Return the CPU seconds (user and system) of all launches that have ended, and of what they ran."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import Process
 
-__all__ = ["Crew", "CrewError", "open_crew"]
+__all__ = ["Crew", "CrewError", "Result", "open_crew"]
 
 _READY_SECONDS: Final = 300.0
 """How long all workers together may take to import; a bound for what hangs, not an aim."""
@@ -35,6 +35,16 @@ _ERRORS_SHOWN: Final = 4000
 
 class CrewError(Exception):
     """A worker could not start, died, or reports a failure; the text says what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one worker reports when it is done."""
+
+    digests: dict[str, str]
+    """Of each kernel's artifact."""
+    children_cpu_s: float
+    """CPU seconds of all processes that it started, and that these started; all have ended."""
 
 
 @dataclass(slots=True)
@@ -97,20 +107,20 @@ class Crew:
                 f"{self.ready} of {len(self._workers)} workers are ready after {_READY_SECONDS:.0f} s"
             )
 
-    async def run(self) -> tuple[float, list[dict[str, str]]]:
+    async def run(self) -> tuple[float, list[Result]]:
         """Release all at once and wait for their results.
 
-        :return: seconds from the release to the last result, and each worker's digest by kernel.
+        :return: seconds from the release to the last result, and each worker's result.
         :raises CrewError: one of them failed.
         """
-        results: list[dict[str, str]] = []
+        results: list[Result] = []
         last = 0.0
 
         async def one(worker: _Worker) -> None:
             nonlocal last
             message = await worker.hear()
             last = time.perf_counter()
-            results.append(message["digests"])
+            results.append(Result(**message))
             self.finished += 1
 
         released = time.perf_counter()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 
 from acache.cli import _choice, _kernels
-from acache.cli._counting import Counter
-from acache.cli._crew import Crew, CrewError, open_crew
+from acache.cli._counting import Counter, LaunchLog
+from acache.cli._crew import Crew, CrewError, Result, open_crew
 from acache.cli._worker import Orders
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Arm:
     wall_s: float
     """Seconds from the release of all processes to the last one's last result."""
     cpu_s: float
-    """CPU seconds of all these launches."""
+    """CPU seconds of all these launches; of a compiler that is a library, with those of its host process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,7 @@ async def run(plan: Plan, watch: Watch) -> Outcome:
     :raises CompilerNotFoundError: the compiler vanished meanwhile.
     """
     choice = plan.choice
-    # Reading the toolchain once, unmeasured, brings it into the page cache: else the first arm would pay for
-    # a cold disk.
-    await _choice.build(choice.name, choice.program, choice.program).fingerprint()
+    await _choice.warm_up(choice)
     arms: dict[str, Arm] = {}
     seen: set[tuple[str, str]] = set()
     with tempfile.TemporaryDirectory(prefix="acache-demo-") as root:
@@ -103,8 +101,8 @@ async def run(plan: Plan, watch: Watch) -> Outcome:
             folder = Path(root, name)
             folder.mkdir()  # noqa: ASYNC240  # our own, in the temporary folder
             count = 1 if name == "solo" else plan.processes
-            arms[name], digests = await _run_arm(name, count, plan, folder, watch)
-            seen |= {pair for each in digests for pair in each.items()}
+            arms[name], results = await _run_arm(name, count, plan, folder, watch)
+            seen |= {pair for result in results for pair in result.digests.items()}
     return Outcome(
         compiler=choice.name,
         processes=plan.processes,
@@ -114,18 +112,17 @@ async def run(plan: Plan, watch: Watch) -> Outcome:
     )
 
 
-async def _run_arm(
-    name: str, count: int, plan: Plan, folder: Path, watch: Watch
-) -> tuple[Arm, list[dict[str, str]]]:
+async def _run_arm(name: str, count: int, plan: Plan, folder: Path, watch: Watch) -> tuple[Arm, list[Result]]:
     choice = plan.choice
-    counter = Counter(folder, choice.program, choice.flag)
+    counter = LaunchLog(folder) if choice.flag is None else Counter(folder, choice.program, choice.flag)
     orders = Orders(
         directory=str(folder / "cache"),
         coordinate=name != "uncoordinated",
         compiler=choice.name,
-        executable=str(counter.executable),
+        executable=str(counter.executable) if isinstance(counter, Counter) else choice.program,
         toolchain=choice.program,
         kernels=plan.kernels,
+        launch_log=str(counter.path) if isinstance(counter, LaunchLog) else None,
     )
     failure: CrewError | None = None
     async with open_crew(count, orders, folder) as crew:
@@ -135,14 +132,18 @@ async def _run_arm(
             try:
                 await crew.assemble()
                 display.released = True
-                wall, digests = await crew.run()
+                wall, results = await crew.run()
             except CrewError as error:  # leaves as itself, not wrapped in a group
                 failure = error
             group.cancel_scope.cancel()
         if failure is not None:
             raise failure
         display.show()
-    return Arm(counter.launches(), wall, counter.cpu_seconds()), digests
+    if isinstance(counter, Counter):
+        cpu = counter.cpu_seconds()
+    else:
+        cpu = sum(result.children_cpu_s for result in results)
+    return Arm(counter.launches(), wall, cpu), results
 
 
 @dataclass(slots=True)
@@ -150,7 +151,7 @@ class _Display:
     arm: str
     count: int
     crew: Crew
-    counter: Counter
+    counter: Counter | LaunchLog
     watch: Watch
     released: bool = False
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from acache._models import Request
 
-__all__ = ["Kernel", "cc_options", "gpu_name", "kernels"]
+__all__ = ["Kernel", "cc_options", "cuda_options", "cuda_target", "gpu_name", "kernels"]
 
 _NAME = "acache.cli.kernels"
 _CHECKOUT = Path(__file__).resolve().parents[2] / "examples" / "kernels"
@@ -65,7 +65,7 @@ def _catalogue() -> Any:
 
 
 def kernels(compiler: str) -> Sequence[Kernel]:
-    """Return the kernels for one compiler (``tileiras`` or ``cc``), the cheapest first."""
+    """Return the kernels for one compiler (``tileiras``, ``nvrtc`` or ``cc``), the cheapest first."""
     found: Sequence[Kernel] = _catalogue().catalogue(compiler)
     return found
 
@@ -73,6 +73,16 @@ def kernels(compiler: str) -> Sequence[Kernel]:
 def gpu_name() -> str:
     """Return the target that the cuTile kernels are compiled for."""
     return str(_catalogue().GPU_NAME)
+
+
+def cuda_target() -> str:
+    """Return the target that the CUDA C++ files are compiled for."""
+    return str(_catalogue().CUDA_ARCH)
+
+
+def cuda_options() -> tuple[str, ...]:
+    """Return the options that the CUDA C++ files are compiled with."""
+    return tuple(_catalogue().CUDA_OPTIONS)
 
 
 def cc_options() -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["amount", "duration", "one_line", "plain", "size"]
+__all__ = ["ago", "amount", "duration", "one_line", "plain", "size"]
 
 
 def plain(text: str) -> str:
@@ -36,6 +36,14 @@ def duration(seconds: float | None) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+def ago(seconds: float) -> str:
+    """Return how long ago something was, in one unit; what lies in the future (clocks differ) is now."""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{int(seconds // unit)} {name}"
+    return f"{int(max(0.0, seconds))} s"
 
 
 def size(count: int | None) -> str:

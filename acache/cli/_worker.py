@@ -18,6 +18,7 @@ import anyio
 
 from acache import Cache, Settings
 from acache.cli import _choice, _kernels
+from acache.compilers._nvrtc import LAUNCH_LOG
 
 if TYPE_CHECKING:
     from acache import Artifact, Request
@@ -40,13 +41,15 @@ class Orders:
 
     directory: str
     coordinate: bool
-    compiler: Literal["tileiras", "cc"]
+    compiler: Literal["tileiras", "nvrtc", "cc"]
     executable: str
     """What runs: the counting pass-through."""
     toolchain: str
     """The compiler behind it, which is what the keys speak of."""
     kernels: int
     """How many of the catalogue, from its beginning."""
+    launch_log: str | None = None
+    """The file in which a compiler that is a library notes its launches."""
 
     def line(self) -> bytes:
         """Return the orders as the worker reads them."""
@@ -59,6 +62,8 @@ def main() -> int:
     if not line:
         return 2
     orders = Orders(**json.loads(line))
+    if orders.launch_log is not None:
+        os.environ[LAUNCH_LOG] = orders.launch_log
     compiler = _choice.build(orders.compiler, orders.executable, orders.toolchain)
     # Making the requests imports the kernels, and with them cuda.tile.
     requests = [kernel.request(compiler) for kernel in _kernels.kernels(orders.compiler)[: orders.kernels]]
@@ -89,7 +94,9 @@ async def _serve(orders: Orders, requests: list[Request]) -> int:
             _say(error="\n".join(_reasons(error)))
             code = 1
         else:
-            _say(digests={name: _digest(artifact) for name, artifact in artifacts.items()})
+            digests = {name: _digest(artifact) for name, artifact in artifacts.items()}
+            spent = os.times()
+            _say(digests=digests, children_cpu_s=spent.children_user + spent.children_system)
             code = 0
         group.cancel_scope.cancel()
     return code

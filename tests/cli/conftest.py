@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
 
-from acache._format import Record, encode_record
+from acache._format import (
+    Caption,
+    Record,
+    encode_artifact,
+    encode_cheap,
+    encode_failure,
+    encode_record,
+)
+from acache._fs import OsFileSystem
+from acache._keys import Key, name_of
+from acache._models import Artifact, CompileFailure
 from acache._settings import Settings
+from acache._store import fresh_nonce
 from acache.cli._app import app
 from acache.cli._place import place_of
 
@@ -92,6 +104,55 @@ def lay(layout: Layout) -> Callable[..., Path]:
         return slot
 
     return write
+
+
+@pytest.fixture
+def shelve(layout: Layout) -> Callable[..., Path]:
+    """Lay an artifact, a cheap mark or a failure as a cache would, and return its file."""
+
+    def write(
+        key: Key,
+        content: Artifact | CompileFailure | float | None = None,
+        *,
+        namespace: str | None = None,
+        label: str | None = None,
+        compiler: str | None = None,
+        seconds: float = 1.0,
+        created: float = 0.0,
+        used: float | None = None,
+    ) -> Path:
+        caption = Caption(
+            key.hex, namespace, fresh_nonce(), label, key.fields, created or time.time(), compiler
+        )
+        paths = layout.paths(name_of(key, namespace))
+        path = Path(paths.err if isinstance(content, CompileFailure) else paths.art)
+        if isinstance(content, CompileFailure):
+            chunks = encode_failure(caption, content, NONCE)
+        elif isinstance(content, float):
+            chunks = encode_cheap(caption, content)
+        else:
+            chunks = encode_artifact(caption, content or Artifact.of(b"artifact"), seconds)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(chunks))
+        if used is not None:
+            os.utime(path, (used, used))
+        return path
+
+    return write
+
+
+WRITES = ("create", "link", "rename", "unlink", "mkdir", "touch", "open_rw", "pwrite", "sync_folder")
+
+
+@pytest.fixture
+def only_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail every operation that would change a cache directory."""
+    for name in WRITES:
+
+        def refuse(*arguments: object, name: str = name) -> None:
+            raise AssertionError(f"a command that only reads called {name}{arguments}")
+
+        monkeypatch.setattr(OsFileSystem, name, refuse)
 
 
 @pytest.fixture

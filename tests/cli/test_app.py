@@ -24,7 +24,9 @@ def test_module_and_script_are_one():
     assert (done.returncode, done.stdout) == (0, package.__version__ + "\n")
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["ps"], ["doctor"]])
+@pytest.mark.parametrize(
+    "command", [[], ["demo"], ["ps"], ["ls"], ["show"], ["clear"], ["stats"], ["doctor"]]
+)
 def test_help_documents_exit_codes(acache, command):
     done = acache(*command, "--help")
     assert done.exit_code == 0
@@ -44,6 +46,12 @@ def test_help_documents_exit_codes(acache, command):
         ["ps", ""],
         ["ps", "abc", "--namespace", "n"],
         ["ps", "--for", "-1"],
+        ["ls", "--sort", "colour"],
+        ["ls", "--limit", "0"],
+        ["ls", "extra"],
+        ["show"],
+        ["clear", "--namespace", "n", "--all-namespaces", "--yes"],
+        ["stats", "--limit", "0"],
         ["doctor", "--timeout", "0"],
         ["doctor", "--no-such-option"],
         ["no-such-command"],

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from acache.cli._counting import Counter
+from acache.cli._counting import Counter, LaunchLog
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 
@@ -88,3 +88,12 @@ def test_cpu_seconds_are_those_of_the_launches(counter):
     assert once > 0
     run(counter, "burn", "-c")
     assert counter.cpu_seconds() > once
+
+
+def test_a_log_of_launches_is_counted_by_lines(tmp_path):
+    log = LaunchLog(tmp_path)
+    assert log.launches() == 0
+    for pid in (1, 2):
+        with log.path.open("a") as file:
+            file.write(f"nvrtc {pid} kernel.cu\n")
+    assert log.launches() == 2

@@ -20,6 +20,7 @@ from rich.console import Console
 from acache.cli import _choice, _demo, _demo_view
 from acache.cli._crew import CrewError, open_crew
 from acache.cli._worker import Orders
+from acache.compilers._nvrtc_library import Installed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 
@@ -87,6 +88,19 @@ def test_real_tileiras_is_launched_once_per_kernel(acache):
     assert 2 < found["uncoordinated"]["launches"] <= 8  # one that comes late finds what is there by then
 
 
+@pytest.mark.nvrtc
+@pytest.mark.slow
+def test_real_nvrtc_is_launched_once_per_kernel(acache):
+    done = acache("demo", "--compiler", "nvrtc", "--processes", "2", "--kernels", "2", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    check_shape(found, "nvrtc", 2, 2)
+    assert found["solo"]["launches"] == found["coordinated"]["launches"] == 2
+    assert 2 < found["uncoordinated"]["launches"] <= 4
+    assert found["uncoordinated"]["cpu_s"] > found["coordinated"]["cpu_s"] > 0
+    assert "libnvrtc" in done.stderr
+
+
 def test_the_table_and_the_progress(acache, fake_cxx):
     done = acache("demo", "--compiler", "cc", "--processes", "2")
     assert done.exit_code == 0, done.stderr
@@ -146,24 +160,59 @@ def no_tileiras(monkeypatch):
     monkeypatch.setattr(_choice, "find_tileiras", missing)
 
 
-def test_auto_without_tileiras_takes_cc_and_says_so(acache, fake_cxx, no_tileiras):
+@pytest.fixture
+def no_nvrtc(monkeypatch):
+    """Hide the NVRTC of this environment."""
+
+    def missing():
+        raise _choice.not_found('cuda.bindings is not installed: pip install "acache[cuda]"')
+
+    monkeypatch.setattr(_choice, "find_nvrtc", missing)
+
+
+def installed(monkeypatch, release):
+    found = Installed(("/site",), "/lib/libnvrtc.so.13", (f"/lib/libnvrtc-builtins.so.{release}",))
+    monkeypatch.setattr(_choice, "find_nvrtc", lambda: found)
+
+
+def test_auto_without_both_of_nvidias_takes_cc_and_says_why(acache, fake_cxx, no_tileiras, no_nvrtc):
     done = acache("demo", "--processes", "1", "--kernels", "1", "--json")
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["compiler"] == "cc"
-    assert "for want of tileiras" in done.stderr
+    assert "for want of tileiras: " in done.stderr
     assert 'pip install "acache[tile]"' in done.stderr
+    assert "for want of NVRTC: " in done.stderr
+    assert 'pip install "acache[cuda]"' in done.stderr
+
+
+def test_auto_without_tileiras_takes_nvrtc_and_says_why(monkeypatch, no_tileiras):
+    installed(monkeypatch, "13.5")
+    choice = _choice.choose("auto")
+    assert (choice.name, choice.program, choice.flag) == ("nvrtc", "/lib/libnvrtc.so.13", None)
+    assert choice.why.startswith("for want of tileiras: ")
+    assert _choice.choose("nvrtc").why == "as asked"
+
+
+def test_an_nvrtc_without_headers_is_not_taken(acache, monkeypatch, fake_cxx, no_tileiras):
+    installed(monkeypatch, "13.4")
+    assert _choice.choose("auto").name == "cc"
+    done = acache("demo", "--compiler", "nvrtc")
+    assert done.exit_code == 1
+    assert "NVRTC 13.4 does not bring the headers" in done.stderr
+    assert "pip install --upgrade nvidia-cuda-nvrtc" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
         ("tileiras", ["acache[tile]"]),
+        ("nvrtc", ["acache[cuda]"]),
         ("cc", ["no C++ compiler", "install"]),
-        ("auto", ["acache[tile]", "no C++ compiler"]),
+        ("auto", ["acache[tile]", "acache[cuda]", "no C++ compiler"]),
     ],
 )
 def test_no_compiler_is_code_1_and_says_what_to_install(
-    acache, monkeypatch, tmp_path, no_tileiras, asked, words
+    acache, monkeypatch, tmp_path, no_tileiras, no_nvrtc, asked, words
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
     done = acache("demo", "--compiler", asked)

@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "kernels"
 
 
 def test_each_compiler_has_kernels_with_names_of_their_own():
-    for compiler in ("tileiras", "cc"):
+    for compiler in ("tileiras", "nvrtc", "cc"):
         names = [kernel.name for kernel in _kernels.kernels(compiler)]
         assert names
         assert len(set(names)) == len(names)
@@ -25,6 +25,8 @@ def test_each_compiler_has_kernels_with_names_of_their_own():
 
 def test_what_they_are_compiled_for_is_part_of_the_catalogue():
     assert _kernels.gpu_name().startswith("sm_")
+    assert _kernels.cuda_target().startswith("sm_")
+    assert _kernels.cuda_options()
     assert _kernels.cc_options()
 
 

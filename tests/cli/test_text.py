@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acache.cli._text import amount, duration, one_line, plain, size
+from acache.cli._text import ago, amount, duration, one_line, plain, size
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,22 @@ def test_duration(seconds, shown):
 )
 def test_size(count, shown):
     assert size(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (-5, "0 s"),
+        (0.4, "0 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (3599, "59 min"),
+        (7300, "2 h"),
+        (86400 * 400, "400 d"),
+    ],
+)
+def test_ago(seconds, shown):
+    assert ago(seconds) == shown
 
 
 def test_amount():
