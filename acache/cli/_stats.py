@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +13,7 @@ from acache._tally import HITS, SAVED
 from acache.cli._text import ago, amount, duration, one_line, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from acache._ledger import Ledger
     from acache._store import Layout
@@ -103,6 +103,31 @@ def show(ledger: Ledger, layout: Layout, limit: int) -> None:
     console.print(_table("compiler", compilers))
 
 
+class _Column(NamedTuple):
+    heading: str
+    value: Callable[[Mapping[str, float]], float]
+    shown: Callable[[float], str]
+    seldom: bool = False
+
+
+def _count(heading: str, counter: str, *, seldom: bool = False) -> _Column:
+    return _Column(heading, lambda row: row.get(counter, 0), lambda count: str(int(count)), seldom)
+
+
+def _time(heading: str, counter: str, *, seldom: bool = False) -> _Column:
+    return _Column(heading, lambda row: row.get(counter, 0.0), duration, seldom)
+
+
+_COLUMNS = (
+    *(_count(name.removesuffix("_hits"), name, seldom=name == "remote_hits") for name in HITS),
+    _count("launches", "compiles"),
+    _count("failed", "compile_failures", seldom=True),
+    _time("compiling", "compile_seconds"),
+    _time("waiting", "wait_seconds", seldom=True),
+    _Column("saved", saved_of, duration),
+)
+
+
 def _compilers(ledger: Ledger) -> list[tuple[str | None, Mapping[str, float]]]:
     return _ordered(ledger.tally.by_compiler())
 
@@ -124,16 +149,18 @@ def _summary(totals: Mapping[str, float]) -> str:
     )
 
 
-def _table(heading: str, rows: Iterable[tuple[str, Mapping[str, float]]]) -> Table:
+def _table(heading: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> Table:
+    """Lay out a row each. What seldom happens has a column only where it did: terminals are narrow."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(heading, overflow="fold")
-    numbers = ("memory", "disk", "peer", "remote", "launches", "failed", "compiling", "waiting", "saved")
-    for each in numbers:
-        table.add_column(each, justify="right", no_wrap=True)
+    table.add_column(heading, overflow="fold", min_width=len(heading))
+    columns = [
+        column for column in _COLUMNS if not column.seldom or any(column.value(row) for _, row in rows)
+    ]
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
     for name, row in rows:
-        counts = [str(int(row.get(each, 0))) for each in (*HITS, "compiles", "compile_failures")]
-        times = [row.get("compile_seconds", 0.0), row.get("wait_seconds", 0.0), saved_of(row)]
-        table.add_row(*map(Text, [name, *counts, *map(duration, times)]))
+        cells = [column.shown(column.value(row)) for column in columns]
+        table.add_row(*map(Text, [name, *cells]))
     return table
 
 

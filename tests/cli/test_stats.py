@@ -66,9 +66,24 @@ def test_people_see_what_it_was_good_for(acache, layout, record):
     assert "3 closed caches" in text
     assert "7 hits (70 %) on disk, of peers or remote saved 55 s of compiling; 3 launches took 5.0 s" in text
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
-    assert rows["softmax"] == ["softmax", "0", "6", "0", "0", "2", "0", "5.0", "s", "0.0", "s", "15", "s"]
-    assert rows["Nvcc"] == ["Nvcc", "0", "0", "1", "0", "0", "0", "0.0", "s", "30", "s", "40", "s"]
+    assert rows["softmax"] == ["softmax", "0", "6", "0", "2", "0", "5.0", "s", "0.0", "s", "15", "s"]
+    assert rows["Nvcc"] == ["Nvcc", "0", "0", "1", "0", "0", "0.0", "s", "30", "s", "40", "s"]
     assert rows["-"][1] == "1000"
+
+
+def test_what_never_happened_takes_no_room_on_a_narrow_terminal(acache, layout, record, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    label = "attention with a mask"
+    record((label, "Tileiras", {"compiles": 1, "compile_seconds": 2.0}))
+    text = acache("stats", "-d", layout.root).stdout
+    assert "remote " not in text.splitlines()[3]
+    assert "failed" not in text
+    assert "waiting" not in text
+    assert any(line.startswith(label) for line in text.splitlines())
+    record((label, "Tileiras", {"compile_failures": 1, "remote_hits": 1}))
+    text = acache("stats", "-d", layout.root).stdout
+    assert {"remote", "failed"} <= set(text.splitlines()[3].split())
+    assert "compiler " in text
 
 
 def test_a_hit_in_memory_saves_no_seconds(acache, layout, record):
