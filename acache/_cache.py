@@ -275,6 +275,7 @@ class Cache:
         :raises ValueError: ``count`` is no positive whole number.
         :raises CompilerNotFoundError: the compiler is not installed; says what to install.
         :raises CompilerCrashedError: a worker could not be started; the others stand ready.
+        :raises CacheClosedError: the cache was closed meanwhile; no worker of it is left.
         """
         live = self._open_here()
         if not isinstance(compiler, WarmCompiler):

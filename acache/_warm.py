@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 import anyio
 
-from acache._errors import CompileError, CompilerCrashedError, CompilerNotFoundError
+from acache._errors import CacheClosedError, CompileError, CompilerCrashedError, CompilerNotFoundError
 from acache._guardlink import in_thread, not_started
 from acache._models import CompileFailure, WorkerProgram
 from acache._process import GuardLostError, ServerEndedError, open_workspace
@@ -76,7 +76,10 @@ class WarmWorker:
                 greeting = await worker._heard(b"")
                 if isinstance(missing := greeting.get("missing"), str):
                     raise CompilerNotFoundError(CompileFailure(reason="missing", text=missing))
-                worker._size = await in_thread(worker._tidy)
+                try:
+                    worker._size = await in_thread(worker._tidy)
+                except OSError as error:  # no thread is to be had, say
+                    raise not_started(f"{program.argv[0]}: {error}", error.errno) from error
                 worker._used = False
                 worker._stack = stack.pop_all()
                 return worker
@@ -103,7 +106,7 @@ class WarmWorker:
             if not error.begun and first:
                 raise _UnaskedError(error) from error
             raise _ended(error) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _unclear(f"{self.program.argv[0]}: the worker's answer is no JSON: {error}") from error
         if not isinstance(answer, dict):
             raise _unclear(f"{self.program.argv[0]}: the worker's answer is no JSON object")
@@ -232,6 +235,7 @@ class WarmWorkers:
         self._idle: list[WarmWorker] = []  # the longest idle first
         self._wanted: list[tuple[WorkerProgram, int]] = []
         self._news = anyio.Event()
+        self._starts: set[anyio.CancelScope] = set()
         self._closed = False
 
     @property
@@ -298,6 +302,8 @@ class WarmWorkers:
         """See to it that ``count`` workers idle (no more than the limit), and keep so many; return how many.
 
         Cancellation stops those that were not ready yet. Raises as `lend` does.
+
+        :raises CacheClosedError: `close` was called, which also stops those that were not ready yet.
         """
         count = min(count, self._limit)
         self._wanted = [(each, number) for each, number in self._wanted if each != program]
@@ -314,9 +320,18 @@ class WarmWorkers:
             if not self._keep(worker):
                 await worker.leave()
 
-        async with anyio.create_task_group() as group:
-            for _ in range(missing):
-                group.start_soon(one)
+        with anyio.CancelScope() as scope:
+            self._starts.add(scope)
+            if self._closed:
+                scope.cancel()
+            try:
+                async with anyio.create_task_group() as group:
+                    for _ in range(missing):
+                        group.start_soon(one)
+            finally:
+                self._starts.discard(scope)
+        if self._closed:
+            raise CacheClosedError("the cache was closed while workers were started")
         if errors:
             error = errors[0]
             raise not_started(str(error)) if isinstance(error, GuardLostError) else error
@@ -361,8 +376,10 @@ class WarmWorkers:
         await _stop(going)
 
     async def close(self) -> None:
-        """Stop all that idle, and keep none from now on."""
+        """Stop all that idle or are being started ahead, and keep none from now on."""
         self._closed = True
+        for scope in self._starts:
+            scope.cancel()
         idle, self._idle = self._idle, []
         await _stop(idle)
 

@@ -1,7 +1,7 @@
 """Which files a C++ source may include: a scanner of directives, and the closure over the search path.
 
 Conditionals are ignored, so the closure holds more than a compile reads, and never less than it can find:
-what the compiler is given is the closure alone, laid out anew (`Closure.layout`). What a scan does not see
+what the compiler is given is the closure alone, laid out anew (`Closure.lay`). What a scan does not see
 is therefore a file that the compiler does not find, and never one that the key does not cover.
 """
 
@@ -90,6 +90,9 @@ _CALL: Final = re.compile(
     rb'[ \t]*\([ \t]*(?:<([^<>\n]+)>|"([^"\n]+)")'
 )
 """A macro that people write around ``__has_include``, asked with a header's name."""
+_TRIGRAPHS: Final = {b"??=": b"#", b"??/": b"\\"}
+"""Those that can make a directive."""
+_TRIGRAPH: Final = re.compile(rb"\?\?[=/]")
 _SPLICE: Final = re.compile(rb"\\\r?\n")
 
 _scans: OrderedDict[bytes, Scan] = OrderedDict()
@@ -100,7 +103,8 @@ def scan(text: bytes) -> Scan:
     """Return every header name in the directives of a C++ source, whatever the conditionals around it.
 
     Comments, literals (raw ones too), continued lines, digraphs and blanks anywhere in a directive are
-    understood. Trigraphs are not, nor ``#embed`` and modules, which NVRTC does not have either.
+    understood; trigraphs are read both ways, as it is the language's version that says whether there are any.
+    ``#embed`` and modules are not, which NVRTC does not have either.
     """
     digest = hashlib.sha256(text).digest()
     with _scans_lock:
@@ -108,6 +112,10 @@ def scan(text: bytes) -> Scan:
             _scans.move_to_end(digest)
             return known
     found = _scan(text)
+    if (other := _TRIGRAPH.sub(lambda match: _TRIGRAPHS[match[0]], text)) != text:
+        more = _scan(other)
+        includes = dict.fromkeys([*found.includes, *more.includes])
+        found = Scan(tuple(includes), tuple(dict.fromkeys([*found.computed, *more.computed])))
     with _scans_lock:
         _scans[digest] = found
         if len(_scans) > _REMEMBERED:
@@ -124,6 +132,7 @@ def _scan(original: bytes) -> Scan:
     blank = 0  # everything from here to the present place, or from the line's begin, is blank or comment
     parameters: frozenset[bytes] = frozenset()  # of the macro that the present line defines
     line_end = 0
+    defined = 0  # where the name of the macro that the present line defines begins
     at = 0
 
     def compute(begin: int) -> None:
@@ -146,6 +155,7 @@ def _scan(original: bytes) -> Scan:
             line_end = text.find(b"\n", at)
             line_end = len(text) if line_end < 0 else line_end
             parameters = frozenset()
+            defined = at if name == b"define" else line_end
             if name in (b"include", b"include_next"):
                 header = _HEADER.match(text, at)
                 if header is None:
@@ -158,7 +168,13 @@ def _scan(original: bytes) -> Scan:
                     parameters = frozenset(word.strip() for word in macro[1].split(b","))
                 for call in _CALL.finditer(text, at, line_end):
                     includes[_include(call[1], call[2], probe=True)] = None
-        elif token["probe"] is not None and (probed := _PROBED.match(text, at)) is not None:
+        elif token["probe"] is not None:
+            probed = _PROBED.match(text, at)
+            if probed is None:
+                before = text[start:begin].rstrip(b" \t(")
+                if defined < begin < line_end and not before.endswith(b"defined"):  # another name for it
+                    compute(begin)
+                continue
             at = probed.end()
             angle, quoted, word = probed[1], probed[2], probed[3]
             if angle or quoted:
@@ -192,29 +208,37 @@ class Closure:
     """Names, as spelled, that are nowhere."""
     folders: frozenset[tuple[int, str]] = frozenset()
     """Folders through which names lead out again (``detail/../size.h``), which must therefore be there."""
+    astray: int = 0
+    """How many steps out of its root the farthest name leads at which there may be nothing."""
 
     @property
     def depth(self) -> int:
-        """How many steps out of its root the farthest file lies."""
-        return max((_steps_out(path) for _, path in [*self.files, *self.folders]), default=0)
+        """How many steps out of its root the farthest name leads, whether a file is there or not."""
+        return max([self.astray, *(_steps_out(path) for _, path in [*self.files, *self.folders])])
 
     def root(self, number: int) -> str:
         """Return where a root lies when the closure is laid out: a relative path that ends in ``/``, or ''.
 
-        So many steps down that whatever its files lead out to is its own.
+        So many steps down that whatever a name leads out to is its own: no compiler shall find there what
+        the search did not.
         """
         return (f".include-{number}/" if number else "") + "_/" * self.depth
+
+    def places(self) -> dict[tuple[int, str], str]:
+        """Return where each file and folder lies when the closure is laid out: relative paths."""
+        roots = {root: self.root(root) for root, _ in [*self.files, *self.folders]}
+        return {each: posixpath.normpath(roots[each[0]] + each[1]) for each in [*self.files, *self.folders]}
 
     def lay(self, folder: str) -> None:
         """Write every file into a folder. Blocks.
 
         :raises OSError: there is no room.
         """
-        roots = {root: self.root(root) for root, _ in [*self.files, *self.folders]}
-        for root, path in self.folders:
-            os.makedirs(os.path.normpath(os.path.join(folder, roots[root], path)), exist_ok=True)
-        for (root, path), content in self.files.items():
-            place = os.path.normpath(os.path.join(folder, roots[root], path))
+        places = self.places()
+        for each in self.folders:
+            os.makedirs(os.path.join(folder, places[each]), exist_ok=True)
+        for each, content in self.files.items():
+            place = os.path.join(folder, places[each])
             os.makedirs(os.path.dirname(place), exist_ok=True)
             with open(place, "wb") as file:
                 file.write(content)
@@ -257,7 +281,14 @@ def close_over(
     while search.waiting:
         search.follow(search.waiting.pop())
     files = {place: found.content for place, found in sorted(search.found.items())}
-    return Closure(files, frozenset(search.missing), frozenset(search.folders))
+    closure = Closure(files, frozenset(search.missing), frozenset(search.folders), search.astray)
+    places = closure.places()
+    if len({places[each] for each in files}) < len(files):
+        raise KeyDerivationError(
+            "two headers that the source includes would lie at one place when they are laid out, for a "
+            "folder is called '_' or '.include-1' or the like, as the layout's own are: rename it"
+        )
+    return closure
 
 
 class _Search:
@@ -273,6 +304,7 @@ class _Search:
         self._followed: set[tuple[int, str]] = set()
         self.missing: set[str] = set()
         self.folders: set[tuple[int, str]] = set()
+        self.astray = 0
 
     def follow(self, file: _File, name: str = "", *, beside: bool = True) -> None:
         """Look for all that one file names."""
@@ -293,13 +325,20 @@ class _Search:
                     "relative to that"
                 )
             hits = list(self._look(file, include, beside=beside))
+            if include.quoted:
+                self._stray(posixpath.join(posixpath.dirname(file.path), include.name))
             if not hits:
+                self._stray(include.name)
                 self.missing.add(include.name)
             for hit in hits:
                 place = (hit.root, hit.path)
                 if not include.probe and place not in self._followed:
                     self._followed.add(place)
                     self.waiting.append(hit)
+
+    def _stray(self, spelled: str) -> None:
+        """Note how far out a name leads, where there may be nothing."""
+        self.astray = max(self.astray, _steps_out(posixpath.normpath(spelled)))
 
     def _look(self, file: _File, include: Include, *, beside: bool) -> Iterator[_File]:
         """Yield where a name leads: the first hit; for ``next`` each one, as compilers count differently."""

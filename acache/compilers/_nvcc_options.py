@@ -94,6 +94,11 @@ _JOINED: Final = re.compile(r"-[DUIL].")
 _ASSEMBLER_FILES: Final = _names(
     "-o --output-file -optf --options-file -ias --input-as-string -c --compile-only"
 )
+_BEHIND: Final = _names("-Xcudafe -Xcicc -Xnvvm -Xfatbin")
+_BEHIND_FILES: Final = re.compile(
+    r"-[Io]|--?(?:list|xref|\w*(?:incl|pch|file|dir|output|path|template_info|import|library))"
+)
+"""Of the options of what nvcc runs: those that name files, when the text that was keyed is compiled."""
 _SEPARATOR: Final = re.compile(r"(?<!\\)[,\s]+")
 """What parts the options in the value of ``-Xcompiler`` and the like: a comma for nvcc, a space for the shell
 that it hands its commands to."""
@@ -147,6 +152,8 @@ def sort_options(options: tuple[str, ...]) -> Options:
             host.extend(_SEPARATOR.split(value))
         elif name in _ASSEMBLER:
             _check_assembler(option, value)
+        elif name in _BEHIND:
+            _check_behind(option, value)
         if name in _HOST_COMPILER:
             if "/" in value and not value.startswith("/"):
                 raise ValueError(f"option {option!r} takes a name or an absolute path here, not {value!r}")
@@ -170,6 +177,14 @@ def _check_assembler(option: str, value: str) -> None:
     for word in _SEPARATOR.split(value):
         if word.partition("=")[0] in _ASSEMBLER_FILES:
             raise ValueError(f"option {option!r} cannot be used here: ptxas's {word!r} names files")
+
+
+def _check_behind(option: str, value: str) -> None:
+    for word in _SEPARATOR.split(value):
+        if _BEHIND_FILES.match(word.partition("=")[0]):
+            raise ValueError(
+                f"option {option!r} cannot be used here: {word!r} names files that no key covers"
+            )
 
 
 def _check_host(words: tuple[str, ...]) -> None:

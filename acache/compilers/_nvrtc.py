@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, final
 
-from acache._errors import CompileError, CompilerCrashedError
+from acache._errors import CompileError, CompilerCrashedError, KeyDerivationError
 from acache._models import Artifact, CompileFailure, Completed, Request, Worker, WorkerProgram, Workspace
 from acache.compilers._diagnostics import classify, error_of
+from acache.compilers._nvrtc_headers import DEPTH
 from acache.compilers._nvrtc_library import Installed, find_nvrtc
 from acache.compilers._nvrtc_options import Sorted, check_arch, sort_options
 from acache.compilers._toolchain import Location, digest_files, in_thread, not_found, read_source, strings
@@ -88,7 +89,7 @@ class Nvrtc:
     :param arch: the target: a real one (``sm_90``, ``sm_100a``), or a virtual one (``compute_90``).
     :param options: NVRTC's options, in order. ``-I`` is the same as ``include_paths``, behind them. The
         target, the kind of output, and what reads or writes files that no key covers (precompiled headers,
-        ``--time=``, ``--pre-include``) are refused.
+        ``--time=``, ``--pre-include``, ``-Xcudafe``) are refused.
     :param include_paths: folders that are searched for headers, in order; relative ones start from the
         working directory. NVRTC's own headers (CUDA and CCCL; from 13.5 on) are searched behind them.
     :raises TypeError: an argument of the wrong type.
@@ -151,7 +152,8 @@ class Nvrtc:
         :param name: what diagnostics and ``__FILE__`` call the source; by default the file's name, or
             ``kernel.cu``.
         :raises TypeError: an argument of the wrong type.
-        :raises ValueError: an output that there is not, or not for this target; a name with a folder.
+        :raises ValueError: an output that there is not, or not for this target; a name with a folder; a name
+            expression of several lines.
         """
         if not isinstance(source, str | bytes | bytearray | memoryview | os.PathLike):
             raise TypeError(f"a source is str, bytes or a path, not {type(source).__name__}")
@@ -169,9 +171,13 @@ class Nvrtc:
         strings("name", [name])
         if not name or "/" in name or name.startswith("."):
             raise ValueError(f"name is a plain file name such as {_NAME!r}, not {name!r}")
+        expressions = strings("name_expressions", name_expressions)
+        for expression in expressions:
+            if "\n" in expression:  # what follows would be read as source, and scanned by nobody
+                raise ValueError(f"a name expression is one line, and {expression!r} is more")
         arguments = {
             "name": name,
-            "name_expressions": strings("name_expressions", name_expressions),
+            "name_expressions": expressions,
             "output": output,
         }
         plain = source if isinstance(source, str | os.PathLike) else bytes(source)
@@ -181,7 +187,7 @@ class Nvrtc:
         """Read the source and every header that it may include, and return a request that carries them.
 
         :raises KeyDerivationError: a header's name is computed by macros or absolute, or there is no end of
-            headers.
+            headers; the source is no text.
         :raises OSError: the source, or a header that is there, cannot be read.
         """
         if isinstance(request.source, _Prepared):
@@ -192,10 +198,18 @@ class Nvrtc:
         from acache.compilers._includes import close_over, read_header  # its patterns take 10 ms
 
         text = read_source(source)
+        if b"\0" in text.rstrip(b"\0"):
+            raise KeyDerivationError("the source holds a NUL byte, and NVRTC would leave out all behind it")
         folder = os.path.dirname(os.path.abspath(source)) if isinstance(source, os.PathLike) else None
         paths = [os.path.abspath(path) for path in (*self.include_paths, *self._sorted.include_paths)]
         search = self._sorted.search_source
-        return _Prepared(text, close_over(text, folder, paths, read=read_header, search_source=search))
+        closure = close_over(text, folder, paths, read=read_header, search_source=search)
+        if closure.astray > DEPTH:
+            raise KeyDerivationError(
+                f"the source, or a header of it, includes a name that leads {closure.astray} folders out and "
+                f"is not there: more than {DEPTH} are not watched, and no key covers what NVRTC might find"
+            )
+        return _Prepared(text, closure)
 
     async def fingerprint(self) -> str:
         """Return a digest of the content of libnvrtc and of the built-ins that it loads.
@@ -385,7 +399,7 @@ def _program() -> WorkerProgram:
         "path": installed.folders,
         "library": installed.library,
         "builtins": installed.builtins,
-        "headers": [headers_home(), _fingerprint(installed)[:32]],
+        "headers": [headers_home(), f"{_fingerprint(installed)[:32]}.{DEPTH}"],
         "log": os.path.abspath(log) if log else None,
     }
     argv = [sys.executable, "-I", "-S", "-c", _BOOT, "acache-nvrtc"]

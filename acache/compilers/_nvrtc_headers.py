@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["laid_out", "whole"]
+__all__ = ["DEEP", "DEPTH", "laid_out", "stamps", "unchanged", "whole"]
+
+DEPTH = 16
+"""Whoever installs the headers puts them so many steps down in their folder (`DEEP`): a name that leads out
+again (``../../x.h``) must not lead to a file that no key covers.
+"""
+DEEP = "/".join(["_"] * DEPTH)
 
 _LIST = ".acache-list"
 _PATIENCE = 20.0
@@ -75,6 +81,22 @@ def whole(folder: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def stamps(folder: str) -> dict[str, int]:
+    """Return what `unchanged` compares: the change time of every folder within.
+
+    One changes when a file is removed from it or put into it, and no cleaner can give it its old one back.
+    """
+    return {path: os.stat(path).st_ctime_ns for path, _, _ in os.walk(folder)}
+
+
+def unchanged(stamps: dict[str, int]) -> bool:
+    """Whether nothing was removed since; costs a thirtieth of what `whole` does, which reads every file's."""
+    try:
+        return all(os.stat(path).st_ctime_ns == stamp for path, stamp in stamps.items())
+    except OSError:
+        return False
 
 
 def _install(folder: str, install: Callable[[str], None]) -> None:

@@ -27,6 +27,10 @@ _REFUSED: Final = {
     "include": "write the #include into the source, where the key covers it",
     "pre-include": "write the #include into the source, where the key covers it",
     "use-bundled-headers": "NVRTC's own headers are always there, behind the include paths",
+    "Xcudafe": "it speaks to a part of NVRTC past what acache can judge, as in naming files to read",
+    "Xopt": "it speaks to a part of NVRTC past what acache can judge, as in naming files to write",
+    "Xllc": "it speaks to a part of NVRTC past what acache can judge, as in naming files to write",
+    "preinclude": "write the #include into the source, where the key covers it",
     "pch": "precompiled headers are files that no key covers",
     "create-pch": "precompiled headers are files that no key covers",
     "use-pch": "precompiled headers are files that no key covers",
@@ -78,7 +82,7 @@ def sort_options(options: Sequence[str]) -> Sorted:
     search_source = True
     waiting = list(reversed(options))
     while waiting:
-        option = waiting.pop()
+        option = waiting.pop().strip()  # as NVRTC does
         name, value = _split(option)
         if name in _REFUSED:
             raise ValueError(f"option {option!r} is not for Nvrtc(options=...): {_REFUSED[name]}")

@@ -20,6 +20,8 @@ TEXT_LIMIT = 64 * 1024
 """Characters kept of a log: the first half and the last half."""
 HEADERS = ".cuda"
 """By what name the folder of NVRTC's own headers is seen from the working folder."""
+_OWN = ".cuda-own"
+"""By what name they are put into the working folder, where the folder that all workers share is of no use."""
 _PARTS = {"cubin": "CUBIN", "ptx": "PTX", "ltoir": "LTOIR"}
 
 
@@ -42,6 +44,8 @@ class _Nvrtc:
         self._api = nvrtc
         self._headers = headers
         self._laid_out: str | None = None  # where they were seen to be whole
+        self._present = ""  # where `HEADERS` leads in this compile
+        self._stamps: dict[str, int] = {}  # of what was seen to be whole
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self.version = ".".join(map(str, self._call(nvrtc.nvrtcVersion)))
         if foreign := {path for path in _mapped() if os.path.basename(path) == os.path.basename(library)} - {
@@ -68,8 +72,8 @@ class _Nvrtc:
                     "include folder of the CUDA toolkit has to be in include_paths"
                 )
         answer = self._attempt(order, options)
-        if not answer["ok"] and order["headers"] and not notes and not _nvrtc_headers.whole(HEADERS):
-            self._bring_headers()  # somebody removed files of it meanwhile
+        if order["headers"] and not notes and not self._had_headers(bool(answer["ok"])):
+            self._bring_headers()  # somebody removed files of them meanwhile
             answer = self._attempt(order, options)
         if not answer["ok"]:
             answer["log"] = "\n".join([answer["log"], *notes]).strip("\n")
@@ -86,14 +90,14 @@ class _Nvrtc:
         try:
             (program,) = self._call(api.nvrtcCreateProgram, source, os.fsencode(order["name"]), 0, [], [])
             for expression in order["expressions"]:
-                self._call(api.nvrtcAddNameExpression, program, expression.encode())
+                self._call(api.nvrtcAddNameExpression, program, os.fsencode(expression))
             try:
                 words = [os.fsencode(option) for option in options]
                 self._call(api.nvrtcCompileProgram, program, len(words), words)
             finally:
                 log = self._log(program)
             for expression in order["expressions"]:
-                (name,) = self._call(api.nvrtcGetLoweredName, program, expression.encode())
+                (name,) = self._call(api.nvrtcGetLoweredName, program, os.fsencode(expression))
                 lowered[expression] = name.decode()
             size = self._write(program, order["part"], order["output"])
         except _RefusedError as error:
@@ -133,23 +137,34 @@ class _Nvrtc:
             return False
 
         def lay(folder: str) -> None:
-            result, text = install(os.fsencode(folder), 0)
+            deep = f"{folder}/{_nvrtc_headers.DEEP}"
+            os.makedirs(deep)
+            result, text = install(os.fsencode(deep), 0)
             if result != self._api.nvrtcResult.NVRTC_SUCCESS:
                 raise OSError(f"NVRTC could not lay out its headers: {result.name} {text!r}")
 
         if os.path.islink(HEADERS):  # it led to some that are not whole
             os.unlink(HEADERS)
             self._laid_out = None
-        if self._laid_out is None:
+        folder = self._laid_out
+        if folder is None:
             try:
-                folder = _nvrtc_headers.laid_out(*self._headers, HEADERS, lay)
+                folder = _nvrtc_headers.laid_out(*self._headers, _OWN, lay)
             except RuntimeError:  # the bindings know the function, and the library does not
                 return False
-            if folder == HEADERS:
-                return True
-            self._laid_out = folder
-        os.symlink(self._laid_out, HEADERS)
+            if folder != _OWN:
+                self._laid_out = folder
+            self._stamps = _nvrtc_headers.stamps(folder)
+        os.symlink(f"{folder}/{_nvrtc_headers.DEEP}", HEADERS)
+        self._present = folder
         return True
+
+    def _had_headers(self, ok: bool) -> bool:
+        """Whether a compile had all of NVRTC's own headers until its end.
+
+        One that succeeded without some is as wrong as one that failed: ``__has_include`` chooses by them.
+        """
+        return _nvrtc_headers.unchanged(self._stamps) and (ok or _nvrtc_headers.whole(self._present))
 
 
 def _mapped() -> set[str]:
@@ -203,10 +218,10 @@ def main(arguments: list[str]) -> None:
         channel.write(b"\n")
         channel.flush()
         order = json.loads(line)
-        if facts["log"]:
-            _note(facts["log"], order["name"])
         began = time.monotonic()
         try:
+            if facts["log"]:
+                _note(facts["log"], order["name"])
             answer = nvrtc.compile(order)
         except MemoryError:
             answer = {"ok": False, "code": 1, "result": "NVRTC_ERROR_OUT_OF_MEMORY", "log": "out of memory"}

@@ -60,6 +60,9 @@ def written(text: str) -> list[str]:
         ('FOOR"(x";\n#include "yes"\n', ['"yes"']),
         ('const char *s = "unterminated\n#include "yes"\n', ['"yes"']),
         ('float f = 1e+5\'0, g = .5; // "\n#include "yes"\n', ['"yes"']),
+        # trigraphs, which the language has or has not
+        ('??=include "a.h"\n#inc??/\nlude "b.h"\n', ['"a.h"', '"b.h"']),
+        ('// what??/\n#include "a.h"\n', ['"a.h"']),
     ],
 )
 def test_what_is_an_include(text: str, names: list[str]) -> None:
@@ -77,6 +80,8 @@ def test_probes_are_asked_for_and_not_included() -> None:
         b"#define WITH_HAS_INC(x, y) (__has_include(y) && x)\n"
         b"#endif\n"
         b"#if MY_HAS_INCLUDE(<d.h>)\n"
+        b"#define HAVE_PROBE (defined __has_include && defined(__has_include))\n"
+        b"#define __has_include 0\n"
     )
     assert found.includes == (
         Include("a.h", quoted=False, probe=True),
@@ -96,6 +101,7 @@ def test_probes_are_asked_for_and_not_included() -> None:
         ("#if __has_include(HEADER)\n", 1, "__has_include(HEADER)"),
         ("#define HAS __has_include(HEADER)\n", 1, "__has_include(HEADER)"),
         ("#define HAS(x) __has_include(HEADER)\n", 1, "__has_include(HEADER)"),
+        ("\n#define HAS __has_include\n#if HAS(<a.h>)\n", 2, "__has_include"),
         ("#include <unfinished\n", 1, "#include <unfinished"),
     ],
 )
@@ -195,6 +201,32 @@ def test_include_next_and_probes(tmp_path: Path) -> None:
 def test_cycles_end(tmp_path: Path) -> None:
     tree(tmp_path, **{"a.h": '#include "b.h"\n', "b.h": '#include "a.h"\n#include "b.h"\n'})
     assert set(places(closure('#include "a.h"', tmp_path))) == {"0:a.h", "0:b.h"}
+
+
+def test_a_name_that_leads_astray_leads_to_nothing_else(tmp_path: Path) -> None:
+    """However the closure is laid out: beside it lies what a compiler shall not find."""
+    tree(tmp_path, **{"s/deep/a.h": '#include "../../../c.h"\n', "i/b.h": '#include "../../d.h"\n'})
+    outside = {
+        '#include "../../x.h"': 2,
+        "#include <../x.h>": 1,
+        "#if __has_include(<sub/../../../x.h>)\n#endif": 2,
+        '#include "deep/a.h"': 3,  # <../../../c.h>
+        "#include <b.h>": 2,
+        '#include "x.h"\n#include <sub/../x.h>': 0,
+    }
+    for source, steps in outside.items():
+        for folder in (tmp_path / "s", None):
+            found = closure(source, folder, [tmp_path / "i"])
+            assert found.depth == (steps if folder or "deep" not in source else 0)
+            assert found.root(0) == "_/" * found.depth
+    assert closure('#include "../../x.h"', None).depth == 2
+
+
+@pytest.mark.parametrize("name", ["../_/x.h", ".include-1/x.h"])
+def test_what_would_lie_where_another_lies(tmp_path: Path, name: str) -> None:
+    tree(tmp_path, **{"s/x.h": "a", "i/x.h": "b", f"s/{name}": "c"})
+    with pytest.raises(KeyDerivationError, match=r"one place .* rename it"):
+        closure(f'#include "x.h"\n#include <x.h>\n#include "{name}"\n', tmp_path / "s", [tmp_path / "i"])
 
 
 @pytest.mark.gcc

@@ -19,6 +19,8 @@ from acache.compilers._nvcc_options import sort_options
          ("-rdc=true", "-lineinfo", "-Xptxas", "-v,-O3", "-Xptxas=-dlcm=cg")),
         (("-Xcompiler", "-fPIC,-Wall", "-Xcudafe", "--diag_suppress=1"),
          ("-Xcompiler", "-fPIC,-Wall", "-Xcudafe", "--diag_suppress=1")),
+        (("-Xcudafe=--diag_suppress=include_dir,--display_error_number", "-Xcicc", "-O1"),
+         ("-Xcudafe=--diag_suppress=include_dir,--display_error_number", "-Xcicc", "-O1")),
         (("-maxrregcount", "32", "-maxrregcount=64", "-t", "4"),
          ("-maxrregcount", "32", "-maxrregcount=64", "-t", "4")),
         (("--expt-relaxed-constexpr", "--extended-lambda", "--option-of-tomorrow=1"),
@@ -52,6 +54,8 @@ def test_what_no_cache_can_answer_for_is_refused(option: str) -> None:
     [
         (("-Xptxas", "-v,-o,x"), "ptxas's '-o' names files"),
         (("--ptxas-options=--options-file=x",), "ptxas's '--options-file=x' names files"),
+        (("-Xcudafe", "--display_error_number,--preinclude=x"), "'--preinclude=x' names files"),
+        (("-Xcicc=-Ix",), "'-Ix' names files"),
         (("-Xcompiler", "-fPIC", "-Xcompiler=-MD"), "-Xcompiler: option '-MD' cannot be used here"),
         (("-Xcompiler", "-fPIC -save-temps"), "-Xcompiler: option '-save-temps' cannot be used here"),
         (("-ccbin", "tools/g++"), "a name or an absolute path"),

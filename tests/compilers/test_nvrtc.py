@@ -73,6 +73,9 @@ def test_a_compiler_is_a_value() -> None:
         ({"options": ["--use-bundled-headers=x"]}, ValueError, "always there"),
         ({"options": ["-Xptxas", "-o,x"]}, ValueError, "ptxas read or write a file"),
         ({"options": ["--ptxas-options=--options-file=x"]}, ValueError, "ptxas read or write a file"),
+        ({"options": [" --pre-include=x.h"]}, ValueError, "write the #include into the source"),
+        ({"options": ["-Xcudafe", "--preinclude=x.h"]}, ValueError, "past what acache can judge"),
+        ({"options": ["-Xopt=-pass-remarks-output=x"]}, ValueError, "past what acache can judge"),
         ({"options": ["-I"]}, ValueError, "names no folder"),
         ({"include_paths": "include"}, TypeError, r"sequence of folders, not one: \['include'\]"),
         ({"include_paths": [3]}, TypeError, "include_paths"),
@@ -93,6 +96,7 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], way_
         ({"name": ""}, ValueError, "plain file name"),
         ({"name": ".cuda"}, ValueError, "plain file name"),
         ({"name_expressions": "fill<3>"}, TypeError, "sequence of strings"),
+        ({"name_expressions": ['fill<3>\n#include "/x.h"']}, ValueError, "one line"),
     ],
 )
 def test_wrong_requests(arguments: dict[str, Any], error: type[Exception], way_out: str) -> None:
@@ -120,11 +124,12 @@ def test_options_are_sorted() -> None:
             "-DX=1",
             "-Xptxas",
             "-v",
+            " -Id",
             "-G",
             "--no-source-include",
         ]
     )
-    assert found.include_paths == ("a", "b", "c")
+    assert found.include_paths == ("a", "b", "c", "d")
     assert found.compiling == ("-D-Ino", "-DX=1", "-Xptxas", "-v", "-G", "--no-source-include")
     assert not found.search_source
 
@@ -388,6 +393,11 @@ async def test_a_prepared_request_is_what_was_read(standin: Path, tmp_path: Path
 async def test_what_no_key_covers_is_said(standin: Path, tmp_path: Path, key_of: KeyOf) -> None:
     with pytest.raises(KeyDerivationError, match="computes a header's name"):
         await key_of(Nvrtc("sm_90").request("#include HEADER\n"))
+    with pytest.raises(KeyDerivationError, match="leads 17 folders out"):
+        await key_of(Nvrtc("sm_90").request(f"#include <{'../' * 17}x.h>\n"))
+    with pytest.raises(KeyDerivationError, match="NUL byte"):
+        await key_of(Nvrtc("sm_90").request(FILL.encode("utf-16")))
+    assert await key_of(Nvrtc("sm_90").request(FILL + "\0"))
     with pytest.raises(FileNotFoundError, match=r"none\.cu"):
         await key_of(Nvrtc("sm_90").request(tmp_path / "none.cu"))
 
@@ -436,9 +446,10 @@ async def test_what_is_wrong_with_the_input_is_said_in_nvrtcs_words(
 
 @real
 async def test_a_wrong_name_expression(build: Build) -> None:
-    with pytest.raises(CompileError, match="zzz") as caught:
-        await build(Nvrtc("sm_90").request(FILL, name_expressions=["zzz<3>"]))
-    assert caught.value.failure.deterministic
+    for expression, said in (("zzz<3>", "zzz"), ("\udcff", "an expression")):
+        with pytest.raises(CompileError, match=said) as caught:
+            await build(Nvrtc("sm_90").request(FILL, name_expressions=[expression]))
+        assert caught.value.failure.deterministic
 
 
 @real
@@ -497,9 +508,28 @@ async def test_nvrtc_sees_what_the_key_covers_and_nothing_else(build: Build, tmp
     prepared = await compiler.prepare(compiler.request(STORE))
     (tmp_path / "value.h").write_text("#error too late\n")
     assert (await build(prepared)).data.startswith(b"\x7fELF")
-    sneaky = "#if 0\n#endif\n??=include <value.h>\n" + FILL  # a trigraph, which the scanner does not know
-    with pytest.raises(CompileError, match=r'could not open source file "value\.h"|cannot open'):
-        await build(Nvrtc("sm_90", options=["-std=c++14"], include_paths=[tmp_path]).request(sneaky))
+    sneaky = (  # the scanner does not know what a macro makes of two words
+        "#define JOIN(a, b) a ## b\n#if JOIN(__has_in, clude)(<value.h>)\n#error seen\n#endif\n" + FILL
+    )
+    assert (await build(compiler.request(sneaky))).data.startswith(b"\x7fELF")
+
+
+@real
+@pytest.mark.parametrize("steps", [1, 2, 3])
+async def test_a_name_that_leads_out_of_the_private_folder_finds_nothing(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Neither from the source, nor from an include path, nor from NVRTC's own headers."""
+    for folder in (tmp_path, tmp_path / f"acache-work-{os.geteuid()}", tmp_path / "acache-nvrtc-0"):
+        folder.mkdir(exist_ok=True, mode=0o700)
+        (folder / "value.h").write_text("#define VALUE 1\n")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(_nvrtc, "headers_home", lambda: str(tmp_path / "acache-nvrtc-0"))
+    name = "../" * steps + "value.h"
+    for written in (f'"{name}"', f"<{name}>"):
+        compiler = Nvrtc("sm_90", include_paths=[tmp_path / "a/b/c/d"])
+        with pytest.raises(CompileError, match="cannot open source file"):
+            await build(compiler.request(STORE.replace('"value.h"', written)))
 
 
 @real

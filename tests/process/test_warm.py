@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -101,6 +102,12 @@ def done(log: Path) -> list[str]:
 def pool_of(cache: acache.Cache) -> WarmWorkers:
     assert cache._live is not None
     return cache._live.warm
+
+
+def workers_below() -> list[int]:
+    """Return the workers that run below this process."""
+    below = psutil.Process().children(recursive=True)
+    return [each.pid for each in below if str(HERE / "fake_worker.py") in each.cmdline()]
 
 
 def guard_of(pid: int) -> psutil.Process:
@@ -239,6 +246,41 @@ async def test_a_start_that_is_cancelled_leaves_nothing(cache: acache.Cache, log
     assert not os.listdir(temp / f"acache-work-{os.geteuid()}")
 
 
+async def test_closing_the_cache_stops_a_start(cache_dir: Path, log: Path, temp: Path) -> None:
+    ends: list[Exception] = []
+
+    async def start(cache: acache.Cache) -> None:
+        try:
+            await cache.start_workers(Parrot(program(log, "hush")), 2)
+        except acache.CacheClosedError as error:
+            ends.append(error)
+
+    cache = acache.Cache(cache_dir, settings=acache.Settings(max_compiles=2))
+    async with anyio.create_task_group() as tasks, cache:
+        tasks.start_soon(start, cache)
+        await until(lambda: len(workers_below()) == 2)
+    assert [str(end) for end in ends] == ["the cache was closed while workers were started"]
+    assert not workers_below()
+    assert not os.listdir(temp / f"acache-work-{os.geteuid()}")
+
+
+async def test_a_start_for_which_there_is_no_thread(
+    cache: acache.Cache, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.EAGAIN, "no worker thread can be started")
+
+    monkeypatch.setattr(_warm, "_empty", refuse)
+    for call in (
+        cache.compile(Parrot(program(log)).request(do="echo")),
+        cache.start_workers(Parrot(program(log))),
+    ):
+        with pytest.raises(CompilerCrashedError, match="no worker thread") as caught:
+            await call
+        assert caught.value.failure.reason == "spawn"
+    assert not workers_below()
+
+
 # -- workers that do not do well
 
 
@@ -258,6 +300,7 @@ async def test_a_failure_of_the_input_costs_no_worker(cache: acache.Cache, log: 
         ({"do": "rush"}, "spawn", "without the empty line"),
         ({"do": "say", "text": "not JSON"}, "exit", "answer is no JSON"),
         ({"do": "say", "text": "[]"}, "exit", "answer is no JSON object"),
+        ({"do": "say", "text": "[" * 200_000}, "exit", "answer is no JSON"),
     ],
 )
 async def test_a_crash_fails_only_its_own_key(
