@@ -356,7 +356,8 @@ class WorkerProgram:
     each. Before the first order it writes one by itself, when it is ready to serve; ``{"missing": text}``
     says that it never will be, since something is not installed. When it begins with an order it writes an
     empty line: a worker that dies before that (it may have been killed while it idled) is replaced unseen,
-    one that dies later fails the compile. It ends at the end of its input. Files go through the folder in
+    one that dies later fails the compile. An answer with ``"last": true`` is its last: it is stopped
+    before the compile returns. It ends at the end of its input. Files go through the folder in
     which it is started (also its ``TMPDIR``), which is emptied between compiles.
 
     Workers are shared between all requests of a cache whose compilers name equal programs.

@@ -94,7 +94,9 @@ class WarmWorker:
         """Give it an order and return its answer; see `acache.compilers.Worker`."""
         line = json.dumps(dict(order), allow_nan=False).encode()
         if not self._healthy:
-            raise RuntimeError("this worker is stopped: its compile was cancelled, or it failed")
+            raise RuntimeError(
+                "this worker serves no more: its compile was cancelled or failed, or it said so"
+            )
         return await self._heard(line)
 
     async def _heard(self, line: bytes) -> dict[str, JSON]:
@@ -110,7 +112,7 @@ class WarmWorker:
             raise _unclear(f"{self.program.argv[0]}: the worker's answer is no JSON: {error}") from error
         if not isinstance(answer, dict):
             raise _unclear(f"{self.program.argv[0]}: the worker's answer is no JSON object")
-        self._healthy = True
+        self._healthy = answer.get("last") is not True
         return answer
 
     async def hold(self, orders: LeaseOrders | None) -> bool:

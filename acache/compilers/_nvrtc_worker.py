@@ -227,6 +227,6 @@ def main(arguments: list[str]) -> None:
             answer = {"ok": False, "code": 1, "result": "NVRTC_ERROR_OUT_OF_MEMORY", "log": "out of memory"}
         except OSError as error:
             answer = {"ok": False, "code": 0, "result": "disk", "log": str(error)}
-        _say(channel, answer | {"seconds": time.monotonic() - began})
-        if not answer["ok"] and "out of memory" in answer["log"]:
-            return  # what this process holds in pieces a new one has whole
+        # What this process holds in pieces, a new one has whole.
+        last = not answer["ok"] and "out of memory" in answer["log"]
+        _say(channel, answer | {"seconds": time.monotonic() - began, "last": last})

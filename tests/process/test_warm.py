@@ -135,6 +135,15 @@ async def test_one_worker_serves_compile_after_compile(cache: acache.Cache, log:
     assert not os.listdir(temp / f"acache-work-{os.geteuid()}")
 
 
+async def test_a_worker_that_calls_an_answer_its_last_is_gone_with_it(cache: acache.Cache, log: Path) -> None:
+    parrot = Parrot(program(log))
+    first = told(await cache.compile(parrot.request(do="echo", last=True)))
+    assert not psutil.pid_exists(first["pid"])
+    second = told(await cache.compile(parrot.request(do="echo", last="not at all")))
+    assert psutil.pid_exists(second["pid"])
+    assert pool_of(cache).idle == 1
+
+
 async def test_a_worker_is_given_a_private_folder_and_nothing_undeclared(
     cache: acache.Cache, log: Path, temp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
