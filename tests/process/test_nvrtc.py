@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import psutil
@@ -221,10 +221,8 @@ async def test_planted_headers_are_not_used(cache_dir: Path, own_headers: Path) 
 
 
 @pytest.mark.timeout(240)
-async def test_compiles_in_a_row_leave_memory_and_descriptors_level(
-    cache_dir: Path, anyio_backend: Any
-) -> None:
-    count = 200 if anyio_backend[1].get("use_uvloop") else 30
+async def test_compiles_in_a_row_leave_memory_and_descriptors_level(cache_dir: Path) -> None:
+    count = 200
     settings = acache.Settings(max_compiles=1, coordinate=False, memory_bytes=0)
     own = psutil.Process()
     facts: list[tuple[int, int, int, int, int]] = []
