@@ -134,6 +134,18 @@ async def test_a_worker_that_is_killed_fails_only_its_own_key(cache_dir: Path, l
         assert cache.stats().compile_failures == 1
 
 
+async def test_a_launch_log_that_cannot_be_written_says_so_and_heals(cache_dir: Path, log: Path) -> None:
+    log.mkdir()
+    request = Nvrtc("sm_90").request(tiny(), name="add.cu")
+    async with acache.Cache(cache_dir) as cache:
+        with pytest.raises(CompileError, match=f"Is a directory: '{log}'") as caught:
+            await cache.compile(request)
+        assert not caught.value.failure.deterministic  # nothing that anybody should remember
+        log.rmdir()
+        assert (await cache.compile(request)).origin is acache.Origin.COMPILED
+    assert len(began(log, "add.cu")) == 1
+
+
 async def test_want_of_memory_is_no_fault_of_the_source(cache_dir: Path, log: Path) -> None:
     """NVRTC calls it a compile error, with a position; nobody remembers it, nor asks that worker again."""
     request = Nvrtc("sm_90").request(SORTS)
