@@ -135,13 +135,13 @@ async def test_a_worker_that_is_killed_fails_only_its_own_key(cache_dir: Path, l
 
 
 async def test_a_launch_log_that_cannot_be_written_says_so_and_heals(cache_dir: Path, log: Path) -> None:
-    log.mkdir()
+    os.mkdir(log)
     request = Nvrtc("sm_90").request(tiny(), name="add.cu")
     async with acache.Cache(cache_dir) as cache:
         with pytest.raises(CompileError, match=f"Is a directory: '{log}'") as caught:
             await cache.compile(request)
         assert not caught.value.failure.deterministic  # nothing that anybody should remember
-        log.rmdir()
+        os.rmdir(log)
         assert (await cache.compile(request)).origin is acache.Origin.COMPILED
     assert len(began(log, "add.cu")) == 1
 
