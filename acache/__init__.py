@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     )
     from acache._events import Stats
     from acache._keys import Key, key
-    from acache._models import Artifact, CompileFailure, EntryInfo, Origin, Request, Status
+    from acache._models import (
+        Artifact,
+        CompileFailure,
+        EntryInfo,
+        Origin,
+        Request,
+        Status,
+        TrimReport,
+        VerifyReport,
+    )
     from acache._settings import Settings
 
 __version__ = "0.1.0"
@@ -49,6 +58,8 @@ __all__ = [
     "Stats",
     "Status",
     "StoreError",
+    "TrimReport",
+    "VerifyReport",
     "__version__",
     "compilers",
     "events",
@@ -60,7 +71,16 @@ _ROOMS = {
     "_errors": [name for name in __all__ if name.endswith("Error")],
     "_events": ["Stats"],
     "_keys": ["Key", "key"],
-    "_models": ["Artifact", "CompileFailure", "EntryInfo", "Origin", "Request", "Status"],
+    "_models": [
+        "Artifact",
+        "CompileFailure",
+        "EntryInfo",
+        "Origin",
+        "Request",
+        "Status",
+        "TrimReport",
+        "VerifyReport",
+    ],
     "_settings": ["Settings"],
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}

@@ -311,7 +311,11 @@ class Builder:
             errand.lease = None
         fault: OSError | None = None
         try:
-            fault = await self._directory.run(_moves.settle(errand.layout, errand.subject, lease, bequest))
+            move = _moves.settle(errand.layout, errand.subject, lease, bequest)
+            if bequest.writes:
+                fault = await self._directory.publish(errand.layout, errand.subject, move)
+            else:
+                fault = await self._directory.run(move)
         except OSError as error:
             fault = error
         if fault is not None:

@@ -12,7 +12,15 @@ import anyio
 from anyio import lowlevel
 
 from acache import _events, _host, _keys, _policy
-from acache._checks import check_abandon, check_directory, check_key, check_label, check_seconds, prepared
+from acache._checks import (
+    check_abandon,
+    check_bytes,
+    check_directory,
+    check_key,
+    check_label,
+    check_seconds,
+    prepared,
+)
 from acache._errors import (
     CacheClosedError,
     CompileError,
@@ -29,6 +37,8 @@ from acache._models import (
     EntryInfo,
     Request,
     Status,
+    TrimReport,
+    VerifyReport,
     WarmCompiler,
 )
 from acache._report import Report
@@ -36,7 +46,7 @@ from acache._settings import Settings
 from acache._threads import Crew, NoThreadError, Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
     from types import TracebackType
 
     from acache._build import Landing
@@ -321,15 +331,19 @@ class Cache:
         if present is not None:
             event = _events.Coalesced(key=key, label=job.label, callers=present.callers + 1)
             self._report.tell(event, coalesced=1)
-        landing = await live.flights.join(
-            key,
-            partial(self._fly, live, key, job, above),
-            deadline=anyio.current_time() + _policy.deadline_of(limit, random.random()),
-            on_abandon=on_abandon or settings.on_abandon,
-        )
-        if isinstance(landing, CompileFailure):
-            raise error_for(landing)
-        return landing
+        deadline = anyio.current_time() + _policy.deadline_of(limit, random.random())
+        while True:
+            landing = await live.flights.join(
+                key,
+                partial(self._fly, live, key, job, above),
+                deadline=deadline,
+                on_abandon=on_abandon or settings.on_abandon,
+            )
+            if isinstance(landing, CompileFailure):
+                raise error_for(landing)
+            if landing._identity not in live.rejected:
+                return landing
+            # It was rejected while that flight was under way; the next one knows, and does not take it.
 
     async def _fly(
         self, live: Live, key: Key, job: Job, above: tuple[Key, ...], flight: Flight[Landing]
@@ -337,7 +351,11 @@ class Cache:
         _above.set((*above, key))  # in the flight's own context
         subject = live.shelf.subject(key)
         landing = await live.coordinator.obtain(key, subject, job, flight, nested=bool(above))
-        if isinstance(landing, Artifact) and live.settings.mode != "off":
+        if (
+            isinstance(landing, Artifact)
+            and live.settings.mode != "off"
+            and landing._identity not in live.rejected  # while this flight was under way
+        ):
             live.memory.put(key, landing, landing.size)
         return landing
 
@@ -361,6 +379,20 @@ class Cache:
         check_key(key)
         return await live.shelf.get(key)
 
+    async def get_many(self, keys: Iterable[Key]) -> dict[Key, Artifact]:
+        """Return those artifacts that are in memory or on disk, in the order asked for.
+
+        One trip to a worker thread for some hundred keys, so for many this costs far less than a `get` for
+        each. What one key's file is like concerns no other. Cancellation leaves at once.
+
+        :raises TypeError: one of them is no `Key`; nothing was looked up.
+        """
+        live = self._open_here()
+        wanted = list(keys)
+        for key in wanted:
+            check_key(key)
+        return await live.shelf.get_many(wanted)
+
     async def put(self, key: Key, artifact: Artifact | bytes, *, label: str | None = None) -> None:
         """Publish an artifact, replacing what is there and clearing a remembered failure.
 
@@ -381,6 +413,28 @@ class Cache:
         check_key(key)
         return await live.shelf.delete(key)
 
+    async def invalidate(self, key: Key, artifact: Artifact) -> bool:
+        """Reject an artifact, because its loader did: exactly this one goes, from memory and disk.
+
+        This cache does not serve it again, also where a read-only directory still holds it: the next
+        `get_or_compile` compiles, once among all processes, and what it publishes goes before any read-only
+        directory. An artifact that somebody published in the meantime stays, so all processes that loaded a
+        bad one may call this, and the first compile serves them all. A process that neither calls this nor
+        has seen the new one goes on with what a read-only directory holds.
+
+        Cancellation waits for the removal to end.
+
+        :return: True when it was there: in memory, on disk or in a read-only directory.
+        :raises ValueError: an artifact that no cache handed out.
+        """
+        live = self._open_here()
+        check_key(key)
+        if not isinstance(artifact, Artifact):
+            raise TypeError(f"artifact must be an acache.Artifact, not {type(artifact).__name__}")
+        if artifact.origin is None:
+            raise ValueError("this artifact was built by hand; invalidate takes what a cache handed out")
+        return await live.shelf.invalidate(key, artifact)
+
     async def status(self, key: Key) -> Status:
         """Say what is known of a key now: absent, present, or who compiles it.
 
@@ -397,14 +451,45 @@ class Cache:
 
         Cancellation leaves at once.
         """
-        return await self._open_here().shelf.entries()
+        return await self._open_here().upkeep.entries()
 
     async def clear(self) -> int:
         """Remove all entries of this cache's own namespace; returns how many artifacts went.
 
         Compiles under way go on. Cancellation leaves the rest in place.
         """
-        return await self._open_here().shelf.clear()
+        return await self._open_here().upkeep.clear()
+
+    async def trim(self, *, max_bytes: int | None = None, max_age: float | None = None) -> TrimReport:
+        """Bring the whole directory, all namespaces, down to a size and an age: least recently used first.
+
+        Publications keep each group of shards within its budget anyway; this is for what they cannot know: a
+        smaller size than before, or files that nobody needs any more. What somebody reads meanwhile stays,
+        as does what is on its way to those who wait. Memory keeps what it has. With ``mode`` ``readonly`` or
+        ``off`` nothing is removed, and the report says what would have been.
+
+        Cancellation leaves the rest in place.
+
+        :param max_bytes: what may stay; None: the setting, as ``max_entries`` always is.
+        :param max_age: seconds since the last use, by the file system's clock; None: any. Uses are noted to
+            within ``recency_grain``.
+        """
+        live = self._open_here()
+        check_bytes("max_bytes", max_bytes)
+        if max_age is not None:
+            check_seconds("max_age", max_age)
+        return await live.upkeep.trim(max_bytes, max_age)
+
+    async def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Read every file of the directory, all namespaces, and check all of it.
+
+        A bad entry is a miss that heals anyway; this is for who wants to know, or has a disk in doubt. With
+        ``repair`` the corrupt ones are removed; those of later formats, of strangers, and those that cannot
+        be read stay. With ``mode`` ``readonly`` or ``off`` nothing is removed.
+
+        Takes as long as the disk needs for all bytes. Cancellation leaves between batches of files.
+        """
+        return await self._open_here().upkeep.verify(repair=repair)
 
     def stats(self) -> Stats:
         """Return the counters as they are now; works also before entering and after closing."""

@@ -7,7 +7,15 @@ import os
 from acache._keys import Key
 from acache._models import PreparingCompiler, Request
 
-__all__ = ["check_abandon", "check_directory", "check_key", "check_label", "check_seconds", "prepared"]
+__all__ = [
+    "check_abandon",
+    "check_bytes",
+    "check_directory",
+    "check_key",
+    "check_label",
+    "check_seconds",
+    "prepared",
+]
 
 LONGEST_LABEL = 1000
 LONGEST_WAIT = 1e8
@@ -35,6 +43,15 @@ def check_seconds(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_WAIT:
         raise ValueError(f"{name} must be seconds, 0 or more and at most {LONGEST_WAIT:g}, not {value!r}")
     return value
+
+
+def check_bytes(name: str, value: object) -> None:
+    """Refuse what is no number of bytes; None is none.
+
+    :raises ValueError: names the argument.
+    """
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise ValueError(f"{name} must be a whole number of bytes, 0 or more, or None, not {value!r}")
 
 
 def check_abandon(value: object) -> None:

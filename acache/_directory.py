@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from acache import _events, _host, _policy, _store
+from acache._capacity import Limits
 from acache._errors import CorruptEntryError, StoreError
+from acache._evict import Capacity, Room, within
 from acache._fs import perform
 from acache._probe import Level, Probe, probe
 from acache._store import Layout, Subject, kind_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from acache._fs import FileSystem, Steps
     from acache._keys import Key
     from acache._protocol import SeenArtifact
@@ -64,6 +68,8 @@ class Directory:
         self._layout: Layout | None = None
         self._mount: _host.Mount | None = None
         self._probing: anyio.Lock = anyio.Lock()
+        limits = Limits(settings.max_bytes, settings.max_entries, settings.max_entry_bytes)
+        self._capacity = Capacity(limits)
 
     async def layout(self) -> Layout:
         """Return what is known of the directory; the first call reads the mount table, off the loop."""
@@ -95,6 +101,25 @@ class Directory:
         :raises OSError: as the disk says, or ETIMEDOUT when it says nothing.
         """
         return await self._workers.run(partial(perform, steps, self.fs), abandon=abandon)
+
+    async def publish(self, layout: Layout, subject: Subject, steps: Steps[T]) -> T:
+        """Run a move that writes one key's files, and evict what has no room beside them: one trip.
+
+        :raises OSError: as the move does; a fault of the eviction alone is only told.
+        """
+        result, room = await self.run(within(self._capacity, layout, subject.paths, steps))
+        self.evicted(room)
+        return result
+
+    def evicted(self, room: Room) -> None:
+        """Count and tell what went.
+
+        :raises StoreError: only with ``strict``: something could not be read or removed.
+        """
+        if room.bytes or room.entries:
+            self._report.tell(_events.Evicted(entries=room.entries, size=room.bytes), evicted=room.entries)
+        if room.fault is not None:
+            self.fault("evict", room.fault)
 
     async def ready(self) -> Level:
         """Find out once what the directory can do: before the first acquire, never on a hit.
@@ -208,9 +233,19 @@ class Directory:
 
     async def touch(self, subject: Subject, seen: SeenArtifact) -> None:
         """Refresh an entry's recency after a hit, when it is older than ``recency_grain``; best effort."""
+        await self.touch_many([(subject, seen)])
+
+    async def touch_many(self, used: Sequence[tuple[Subject, SeenArtifact]]) -> None:
+        """Refresh the recency of several entries, in one trip if any is old enough; best effort."""
         layout = await self.layout()
         if self._settings.mode == "readonly":
             return
-        if _policy.needs_touch(time.time() - seen.used, self._settings.recency_grain, layout.network):
-            with suppress(OSError):  # the entry is in hand: a disk that hangs only now is not worth a word
-                await self.run(_store.touch(subject.paths.art))
+        grain, now = self._settings.recency_grain, time.time()
+        worn = [
+            subject.paths.art
+            for subject, seen in used
+            if _policy.needs_touch(now - seen.used, grain, layout.network)
+        ]
+        if worn:
+            with suppress(OSError):  # the entries are in hand: a disk that hangs only now is not worth a word
+                await self.run(_store.touch_many(worn))

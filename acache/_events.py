@@ -23,6 +23,7 @@ __all__ = [
     "DeadlineReached",
     "Degraded",
     "Event",
+    "Evicted",
     "FailureShared",
     "GuardLost",
     "Hedge",
@@ -150,6 +151,17 @@ class Oversized(Event):
 
     size: int
     limit: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evicted(Event):
+    """Files went to stay within the disk budget, least recently used first; never the one just written."""
+
+    entries: int
+    """Artifacts and marks; remembered failures are not counted."""
+    size: int
+    """Bytes of all files that went."""
 
 
 @final

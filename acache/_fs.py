@@ -108,6 +108,16 @@ class FileSystem(Protocol):
         """Return the names in a folder, in no order."""
         ...
 
+    def survey(self, folder: str) -> list[tuple[str, int, float]]:
+        """Return name, bytes and mtime of each regular file in a folder, but for what vanishes meanwhile."""
+        ...
+
+    def stamps(self, folders: Sequence[str]) -> list[int | None]:
+        """Return, for each folder, its mtime in nanoseconds, which changes with every name that comes or goes
+        (to within the file system's clock tick); None where it cannot be had.
+        """
+        ...
+
     def mkdir(self, folder: str) -> None:
         """Make a folder and its missing parents, honouring umask and setgid; existing ones are fine."""
         ...
@@ -224,6 +234,29 @@ class OsFileSystem:
 
     def listdir(self, folder: str) -> list[str]:
         return os.listdir(folder)
+
+    def survey(self, folder: str) -> list[tuple[str, int, float]]:
+        found = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    info = entry.stat(follow_symlinks=False)
+                except OSError as error:
+                    if error.errno not in (ENOENT, ESTALE):
+                        raise
+                    continue
+                if stat.S_ISREG(info.st_mode):
+                    found.append((entry.name, info.st_size, info.st_mtime))
+        return found
+
+    def stamps(self, folders: Sequence[str]) -> list[int | None]:
+        found: list[int | None] = []
+        for folder in folders:
+            try:
+                found.append(os.stat(folder).st_mtime_ns)
+            except OSError:
+                found.append(None)
+        return found
 
     def mkdir(self, folder: str) -> None:
         os.makedirs(folder, exist_ok=True)

@@ -66,7 +66,7 @@ def take_stock(
         raise
     for file_name in sorted(names):
         stem, dot, suffix = file_name.partition(".")
-        if dot + suffix not in suffixes or not _is_name(shard + stem):
+        if dot + suffix not in suffixes or not _policy.is_name(shard + stem):
             continue
         path, name = f"{folder}/{file_name}", shard + stem
         try:
@@ -90,14 +90,6 @@ def examine(layout: Layout, path: str, name: str) -> Steps[Item | Unreadable | N
     except (OSError, FormatError) as error:
         return _fault(path, name, error)
     return Item(path, name, entry, file.mtime, file.uid, layout.trust.believes(file))
-
-
-def _is_name(text: str) -> bool:
-    try:
-        _policy.stem_of(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _fault(path: str, name: str, error: OSError | FormatError) -> Unreadable | None:

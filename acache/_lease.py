@@ -31,6 +31,7 @@ from acache._protocol import (
     Wait,
 )
 from acache._report import logger
+from acache._tiers import Below
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,10 +43,13 @@ if TYPE_CHECKING:
     from acache._keys import Key
     from acache._moves import Held
     from acache._poller import Poller
+    from acache._protocol import SeenArtifact
+    from acache._rejected import Rejected
     from acache._report import Report
     from acache._settings import Settings
     from acache._slots import Slots
     from acache._store import Layout, Subject
+    from acache._tiers import Tiers
 
 __all__ = ["Coordinator"]
 
@@ -66,7 +70,11 @@ class Coordinator:
         poller: Poller[Sighting],
         slots: Slots,
         builder: Builder,
+        tiers: Tiers,
+        rejected: Rejected,
     ) -> None:
+        self._tiers = tiers
+        self._rejected = rejected
         self._directory = directory
         self._settings = settings
         self._report = report
@@ -108,7 +116,7 @@ class Coordinator:
             grace=NETWORK_GRACE if layout.network else 0.0,
             refresh=settings.mode == "refresh",
         )
-        return Wait(terms, anyio.current_time(), random.random)
+        return Wait(terms, anyio.current_time(), random.random, rejected=set(self._rejected.known()))
 
     async def _just_compile(self, errand: Errand) -> Landing:
         """Compile without looking at the disk: an operator switched the cache off."""
@@ -128,7 +136,9 @@ class Coordinator:
 
     async def _pursue(self, errand: Errand) -> Landing:
         wait, flight = errand.wait, errand.flight
-        seen = await self._first_look(errand)
+        seen, below = await self._first_look(errand)
+        if below is not None:
+            return await self._use(errand, Use(below, waited=False), lower=True)
         while True:
             now = anyio.current_time()
             action = wait.observe(seen, now, overdue=now >= flight.deadline)
@@ -168,23 +178,42 @@ class Coordinator:
             rejected=wait.rejected,
         )
 
-    async def _first_look(self, errand: Errand) -> Sighting:
+    async def _first_look(self, errand: Errand) -> tuple[Sighting, SeenArtifact | None]:
+        """Look in the directory and, where it has nothing to use, in the lower tiers: one trip."""
+        below, art = Below(), None
         try:
             with errand.flight.until_deadline(at_least=LOOK_LIMIT) as scope:
-                seen = await self._directory.run(self._steps(errand, first=True), abandon=True)
-                art = await self._directory.believed(errand.subject, seen.artifact)
+                found, below = await self._directory.run(self._first_steps(errand), abandon=True)
+                if isinstance(found, OSError):
+                    raise found
+                art = await self._directory.believed(errand.subject, found.artifact)
+                seen = replace(found, artifact=art)
                 errand.layout = await self._directory.layout()
             if scope.cancelled_caught:
                 raise OSError(ETIMEDOUT, "the disk did not answer in time")
         except OSError as error:
             self._directory.fault("look", error, errand.key)
             errand.untouchable = error.errno == ETIMEDOUT
-            return Sighting(chain=Chain(broken=error.strerror or str(error)))
-        self._directory.note(errand.key, errand.subject, art)
-        if art.what != "artifact" or errand.wait.terms.refresh:
+            seen, art = Sighting(chain=Chain(broken=error.strerror or str(error))), None
+        if art is not None:
+            self._directory.note(errand.key, errand.subject, art)
+        self._tiers.tell(errand.key, below)
+        if below.seen is None and (art is None or not errand.wait.takes(art) or errand.wait.terms.refresh):
             job = errand.job
             self._report.tell(_events.Miss(key=errand.key, label=job.label, compiler=job.compiler), misses=1)
-        return replace(seen, artifact=art)
+        return seen, below.seen
+
+    def _first_steps(self, errand: Errand) -> Steps[tuple[Sighting | OSError, Below]]:
+        wait, below = errand.wait, Below()
+        seen: Sighting | OSError
+        try:
+            seen = yield from self._steps(errand, first=True)
+        except OSError as error:
+            seen = error
+        found = isinstance(seen, Sighting) and wait.takes(seen.artifact)
+        if self._tiers and not found and not wait.terms.refresh:
+            below = yield from self._tiers.look(errand.subject, rejected=wait.rejected)
+        return seen, below
 
     async def _look_again(self, errand: Errand, seen: Sighting, at: float) -> Sighting:
         """Look at that time, or when a slot is granted, or (without a new look) at the deadline."""
@@ -228,7 +257,8 @@ class Coordinator:
             record.age,
         )
 
-    async def _use(self, errand: Errand, action: Use) -> Artifact:
+    async def _use(self, errand: Errand, action: Use, *, lower: bool = False) -> Artifact:
+        """Hand out what is there; what a lower tier holds is not marked as used."""
         entry = action.seen.entry
         assert entry is not None
         origin = Origin.PEER if action.waited else Origin.DISK
@@ -246,7 +276,8 @@ class Coordinator:
             wait_seconds=waited if action.waited else 0.0,
             **{f"{origin.value}_hits": 1},
         )
-        await self._directory.touch(errand.subject, action.seen)
+        if not lower:
+            await self._directory.touch(errand.subject, action.seen)
         return entry.artifact()._stamped(origin, entry.identity)
 
     def _share(self, errand: Errand, action: Share) -> CompileFailure:

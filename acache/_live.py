@@ -20,8 +20,11 @@ from acache._ledger import leave_record
 from acache._memory import Memory
 from acache._poller import Poller
 from acache._probe import Level
+from acache._rejected import Rejected
 from acache._shelf import Shelf
 from acache._slots import Slots
+from acache._tiers import Tiers
+from acache._upkeep import Upkeep
 from acache._warm import WarmWorkers
 
 if TYPE_CHECKING:
@@ -69,7 +72,10 @@ class Live:
         self.memory: Memory[Artifact] = Memory(settings.memory_bytes)
         self.flights: Flights[Landing] = Flights(group, copy_context(), abandoned)
         self.directory = Directory(root, settings, workers, report, fs)
-        self.shelf = Shelf(self.directory, settings, report, self.memory, namespace)
+        self.rejected = Rejected()
+        tiers = Tiers(settings, report)
+        self.shelf = Shelf(self.directory, settings, report, self.memory, namespace, tiers, self.rejected)
+        self.upkeep = Upkeep(self.directory, settings, self.memory, namespace)
         self.beats = Beats(fs, settings.heartbeat_interval)
         poller: Poller[Sighting] = Poller(workers)
         group.start_soon(poller.run)
@@ -77,7 +83,9 @@ class Live:
         group.start_soon(self.warm.run)
         builder = Builder(self.directory, settings, report, poller, group, namespace)
         slots = Slots(settings.max_compiles)
-        self.coordinator = Coordinator(self.directory, settings, report, poller, slots, builder)
+        self.coordinator = Coordinator(
+            self.directory, settings, report, poller, slots, builder, tiers, self.rejected
+        )
 
     async def leave_record(self, limit: float) -> None:
         """Leave what was counted, for ``acache stats``: best effort, within ``limit`` seconds; no errors.

@@ -27,6 +27,8 @@ __all__ = [
     "PreparingCompiler",
     "Request",
     "Status",
+    "TrimReport",
+    "VerifyReport",
     "WarmCompiler",
     "Worker",
     "WorkerProgram",
@@ -445,6 +447,66 @@ class EntryInfo:
     metadata: Mapping[str, JSON]
     compiler: str | None = None
     """The compiler's class, such as ``Tileiras``; None for a caller's own function, or where unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrimReport:
+    """What `acache.Cache.trim` found and removed, of all namespaces; sizes in bytes of whole files.
+
+    Artifacts, marks of cheap compiles and remembered failures all count.
+    """
+
+    files: int = 0
+    """Files that were there."""
+    size: int = 0
+    evicted: int = 0
+    evicted_size: int = 0
+    refused: int = 0
+    """Files that could not be read or removed; each reason was told once, as a fault."""
+    spared: int = 0
+    """Files that were to go and stayed: read meanwhile, on their way to those who wait for them, or of a
+    later format."""
+    dry_run: bool = False
+    """Nothing was removed: ``evicted`` is what would have gone."""
+
+    @property
+    def kept(self) -> int:
+        """Files that are left."""
+        return self.files - self.evicted
+
+    @property
+    def kept_size(self) -> int:
+        """Bytes that are left."""
+        return self.size - self.evicted_size
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `acache.Cache.verify` found, in all namespaces: numbers of files."""
+
+    artifacts: int = 0
+    """Whole and good."""
+    size: int = 0
+    """Bytes of these."""
+    marks: int = 0
+    failures: int = 0
+    corrupt: int = 0
+    """They do not pass their own check, or describe another key than their name."""
+    later: int = 0
+    """Of a later format, which this version cannot judge."""
+    unreadable: int = 0
+    """The disk, or its permissions, say no."""
+    untrusted: int = 0
+    """Of owners whom ``trust`` does not cover; not judged."""
+    repaired: int = 0
+    """Corrupt ones that were removed."""
+    faults: tuple[tuple[str, str], ...] = ()
+    """Path and reason of those that are corrupt or unreadable: of the first hundred."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing bad is left."""
+        return not self.unreadable and self.corrupt == self.repaired
 
 
 @dataclass(frozen=True, slots=True)

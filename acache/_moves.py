@@ -384,6 +384,11 @@ class Bequest:
     failure: Sequence[Buffer] | None = None
     withdraw: bool = False
 
+    @property
+    def writes(self) -> bool:
+        """Whether a file is written that stays."""
+        return not (self.artifact is self.unkept is self.cheap is self.failure is None)
+
 
 def settle(layout: Layout, subject: Subject, lease: Lease | None, bequest: Bequest) -> Steps[OSError | None]:
     """Publish before release, in one move; returns the fault that prevented a publication."""

@@ -11,6 +11,7 @@ __all__ = [
     "MountKind",
     "classify_mount",
     "deadline_of",
+    "is_name",
     "needs_touch",
     "next_delay",
     "shard_of",
@@ -44,9 +45,14 @@ def stem_of(name: str) -> str:
     return name[2:]
 
 
+def is_name(text: str) -> bool:
+    """Whether that is the digest that names an entry."""
+    return _NAME.fullmatch(text) is not None
+
+
 def _check_name(name: str) -> None:
     # Names become paths, so nothing but digits may pass.
-    if _NAME.fullmatch(name) is None:
+    if not is_name(name):
         raise ValueError(f"an entry is named by 64 lowercase hex digits, not {name!r}")
 
 

@@ -348,16 +348,20 @@ class Wait:
         """An artifact appeared while we compiled: whoever made it is a peer."""
         self._peer = self._artifact_in_sight = True
 
+    def takes(self, seen: SeenArtifact) -> bool:
+        """Whether an artifact is one that this call may use."""
+        return seen.what == "artifact" and seen.identity not in self.rejected
+
     def stops_compile(self, seen: SeenArtifact) -> bool:
         """Whether an artifact that appears while we compile ends our compile; a cheap mark stops nobody."""
-        return seen.what == "artifact" and seen.identity not in self.rejected
+        return self.takes(seen)
 
     def _settled(self, seen: Sighting) -> Action | None:
         is_first, self._looks = self._looks == 0, self._looks + 1
         art = seen.artifact
         if is_first and self.terms.refresh and art.identity is not None:
             self.rejected.add(art.identity)
-        if art.what == "artifact" and art.identity not in self.rejected:
+        if self.takes(art):
             return Use(art, waited=self._peer or bool(self.watched))
         if art.what == "foreign":
             return CompileAlone("uncoordinated", "an entry of a later format version stands there")

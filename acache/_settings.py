@@ -6,13 +6,14 @@ import dataclasses
 import math
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Mode", "OnAbandon", "Settings", "Trust", "variable_of"]
+__all__ = ["Mode", "OnAbandon", "Settings", "Trust", "parse_size", "variable_of"]
 
 Mode: TypeAlias = Literal["on", "off", "readonly", "refresh"]
 OnAbandon: TypeAlias = Literal["finish", "stop"]
@@ -61,7 +62,10 @@ class Settings:
     - ``heartbeat_interval`` (s, ≥ 0.01), ``lease_ttl`` (s, at most a day): the holder's beat, and how long an
       unchanged beat means dead; the first must be below a third of the second. Defaults 2 and 15.
     - ``poll_min``, ``poll_max`` (s, > 0): bounds of the jittered backoff between looks. Defaults 0.02 and 1.
-    - ``max_entry_bytes`` (bytes, ≥ 1): larger artifacts are not written to disk. Default 256 MiB.
+    - ``max_bytes`` (bytes, ≥ 1), ``max_entries`` (≥ 1, or None: as many as fit): what the directory may hold;
+      beyond that the least recently used entries are evicted. Defaults 2 GiB and None.
+    - ``max_entry_bytes`` (bytes, ≥ 1, at most ``max_bytes``): larger artifacts are not written to disk.
+      Default: an eighth of ``max_bytes``.
     - ``recency_grain`` (s, ≥ 0): a hit refreshes an entry's mtime only when it is older than this (at least
       3600 on network mounts). Default 60.
     - ``memory_bytes`` (bytes, ≥ 0): what this process keeps in memory; 0: nothing. Default 256 MiB.
@@ -72,6 +76,9 @@ class Settings:
       `Settings.resolve` those of the affinity mask, after it with the cgroup's quota counted.
     - ``coordinate``: False: a plain cache without leases. Default True.
     - ``on_abandon``: when the last caller leaves: ``finish`` and publish, or ``stop``. Default ``finish``.
+    - ``read_only_directories`` (paths; in the variable separated as in PATH): lower tiers, such as a cache
+      that was baked into an image: looked at in order where the directory has nothing, never written.
+      Default none.
     - ``trust``: whose entries are believed, by the owner of each file: ``user`` (me or root), ``group``,
       ``any``. Default ``user``.
     - ``record_stats``: whether a small record of what was counted is left when the cache closes, for
@@ -98,6 +105,8 @@ class Settings:
     lease_ttl: float = 15.0
     poll_min: float = 0.02
     poll_max: float = 1.0
+    max_bytes: int = 2048 * _MIB
+    max_entries: int | None = None
     max_entry_bytes: int = 256 * _MIB
     recency_grain: float = 60.0
     memory_bytes: int = 256 * _MIB
@@ -106,6 +115,7 @@ class Settings:
     max_compiles: int = field(default_factory=_affinity)
     coordinate: bool = True
     on_abandon: OnAbandon = "finish"
+    read_only_directories: Sequence[str | os.PathLike[str]] = ()
     trust: Trust = "user"
     record_stats: bool | None = None
     durable: bool = False
@@ -128,10 +138,13 @@ class Settings:
                 raise TypeError(f"Settings has no field {unknown[0]!r}; it has {', '.join(_RULES)}")
             object.__setattr__(self, "_given", frozenset(given))
             for each in dataclasses.fields(self)[1:]:
-                if each.name in values:
+                derived = each.name == "max_entry_bytes" and each.name not in given
+                if each.name in values and not derived:
                     value = _RULES[each.name].check(values[each.name], each.name)
                 elif each.default_factory is not dataclasses.MISSING:
                     value = each.default_factory()
+                elif derived:
+                    value = _largest_entry(self.max_bytes)
                 else:
                     value = each.default
                 object.__setattr__(self, each.name, value)
@@ -171,10 +184,12 @@ class Settings:
                 values[name] = rule.check(rule.parse(text, variable_of(name)), variable_of(name))
                 from_environ.add(name)
         for name in _RULES.keys() - values.keys():
-            if name != "max_compiles":
+            if name == "max_compiles":
+                if usable_cores is not None:
+                    values[name] = usable_cores
+            elif name != "max_entry_bytes":
                 values[name] = getattr(self, name)
-            elif usable_cores is not None:
-                values[name] = usable_cores
+        values.setdefault("max_entry_bytes", _largest_entry(values["max_bytes"]))  # type: ignore[arg-type]
 
         def spelled(name: str) -> str:
             return variable_of(name) if name in from_environ else name
@@ -184,6 +199,11 @@ class Settings:
             object.__setattr__(draft, name, values.get(name, getattr(self, name)))
         _check_together(draft, spelled)
         return Settings(**values)  # type: ignore[arg-type]  # checked one by one above
+
+
+def _largest_entry(capacity: int) -> int:
+    """Return the default of ``max_entry_bytes``: an entry that takes more would push out too much else."""
+    return max(1, capacity // 8)
 
 
 # --- What each field may hold. A rule checks a value that was passed, and parses one that stands in a
@@ -214,7 +234,7 @@ class _Number:
             return None
         try:
             if self.size:
-                return _parse_size(text)
+                return parse_size(text)
             return int(text) if self.whole else float(text)
         except ValueError:
             raise ValueError(f"{name}={text!r}: must be {self._wanted()}") from None
@@ -265,10 +285,27 @@ class _Switch:
         raise ValueError(f"{name}={text!r}: must be 1, true, yes or on, or 0, false, no or off{none}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Paths:
+    def check(self, value: object, name: str) -> tuple[str, ...]:
+        if isinstance(value, str | bytes | os.PathLike) or not isinstance(value, Iterable):
+            raise ValueError(
+                f"{name}={value!r}: must be a sequence of folders; one is written as [{value!r}]"
+            )
+        paths = tuple(os.fspath(path) if isinstance(path, os.PathLike) else path for path in value)
+        for path in paths:
+            if not isinstance(path, str) or not path or "\0" in path:
+                raise ValueError(f"{name}: {path!r} is no folder; folders are non-empty texts or paths")
+        return paths
+
+    def parse(self, text: str, name: str) -> tuple[str, ...]:
+        return tuple(path for path in text.split(os.pathsep) if path)
+
+
 _SECONDS = _Number(0, _MAX_SECONDS)
 _SOME_SECONDS = _Number(0, _MAX_SECONDS, open_low=True)
 
-_RULES: Mapping[str, _Number | _Choice | _Switch] = {
+_RULES: Mapping[str, _Number | _Choice | _Switch | _Paths] = {
     "mode": _Choice(("on", "off", "readonly", "refresh")),
     "max_wait": _SECONDS,
     "hedge_after": _Number(0, _MAX_SECONDS, open_low=True, optional=True),
@@ -278,6 +315,8 @@ _RULES: Mapping[str, _Number | _Choice | _Switch] = {
     "lease_ttl": _Number(0, _MAX_TTL, open_low=True),
     "poll_min": _SOME_SECONDS,
     "poll_max": _SOME_SECONDS,
+    "max_bytes": _Number(1, math.inf, whole=True, size=True),
+    "max_entries": _Number(1, math.inf, whole=True, optional=True),
     "max_entry_bytes": _Number(1, math.inf, whole=True, size=True),
     "recency_grain": _SECONDS,
     "memory_bytes": _Number(0, math.inf, whole=True, size=True),
@@ -286,6 +325,7 @@ _RULES: Mapping[str, _Number | _Choice | _Switch] = {
     "max_compiles": _Number(1, math.inf, whole=True),
     "coordinate": _Switch(),
     "on_abandon": _Choice(("finish", "stop")),
+    "read_only_directories": _Paths(),
     "trust": _Choice(("user", "group", "any")),
     "record_stats": _Switch(optional=True),
     "durable": _Switch(),
@@ -296,7 +336,11 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?", re.ASCII | re.IGNO
 _UNITS = {"": 1, "b": 1, "kib": 1024, "mib": _MIB, "gib": 1024 * _MIB, "tib": 1024 * 1024 * _MIB}
 
 
-def _parse_size(text: str) -> int:
+def parse_size(text: str) -> int:
+    """Return the bytes of a size as people write it: ``500MiB``, ``2GiB``, ``1000``.
+
+    :raises ValueError: it is none.
+    """
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ValueError(text)
@@ -319,6 +363,12 @@ def _check_together(settings: Settings, spelled: Callable[[str], str]) -> None:
             f"{beat}={settings.heartbeat_interval:g} must be below a third of {ttl}={settings.lease_ttl:g},"
             f" or one late beat reads as a dead holder; lower {beat} to {settings.lease_ttl / 5:g} or raise"
             f" {ttl} to {settings.heartbeat_interval * 5:g}"
+        )
+    if settings.max_entry_bytes > settings.max_bytes:
+        entry, whole = spelled("max_entry_bytes"), spelled("max_bytes")
+        raise ValueError(
+            f"{entry}={settings.max_entry_bytes} must not be above {whole}={settings.max_bytes};"
+            f" lower {entry} or raise {whole}"
         )
     if settings.poll_min > settings.poll_max:
         low, high = spelled("poll_min"), spelled("poll_max")

@@ -19,7 +19,7 @@ from acache._host import my_owners
 from acache._protocol import ABSENT, SeenArtifact, SeenFailure, Sighting
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from acache._fs import File, Steps
     from acache._host import Identity, Mount
@@ -34,6 +34,7 @@ __all__ = [
     "Trust",
     "clear_shard",
     "delete",
+    "discard",
     "fresh_nonce",
     "kind_of",
     "list_shard",
@@ -45,8 +46,10 @@ __all__ = [
     "read_artifact",
     "read_header",
     "read_usual",
+    "remove_if",
     "replace_entry",
     "touch",
+    "touch_many",
     "unlink_quietly",
     "write_usual",
 ]
@@ -91,6 +94,11 @@ class Paths:
 
     folder: str
     stem: str
+
+    @property
+    def name(self) -> str:
+        """The 64 hex digits that name an entry, in any root."""
+        return self.folder[-2:] + self.stem
 
     @property
     def art(self) -> str:
@@ -187,8 +195,13 @@ def again_if_stale(operation: str, path: str, limit: int) -> Steps[File]:
 
 def read_artifact(layout: Layout, subject: Subject) -> Steps[SeenArtifact]:
     """Open ``K.art`` and say what it is; only faults of the disk itself are raised."""
+    return (yield from read_artifact_at(layout, subject, subject.paths.art))
+
+
+def read_artifact_at(layout: Layout, subject: Subject, path: str) -> Steps[SeenArtifact]:
+    """Open a file that may be the key's entry, wherever it lies."""
     try:
-        file = yield from again_if_stale("read", subject.paths.art, ENTRY_LIMIT)
+        file = yield from again_if_stale("read", path, ENTRY_LIMIT)
     except OSError as error:
         if error.errno in GONE:
             return ABSENT
@@ -383,6 +396,59 @@ def delete(layout: Layout, subject: Subject) -> Steps[bool]:
     return seen.what == "artifact"
 
 
+def discard(layout: Layout, subject: Subject, identity: str) -> Steps[bool]:
+    """Remove exactly the artifact of that identity; False: another stands there, or none.
+
+    :raises OSError: it cannot be read, or is still there.
+    """
+
+    def is_it(path: str) -> Steps[bool]:
+        seen = yield from read_artifact_at(layout, subject, path)
+        return seen.what == "artifact" and seen.identity == identity
+
+    return (yield from remove_if(layout, subject.paths, subject.paths.art, is_it))
+
+
+def remove_if(layout: Layout, paths: Paths, path: str, is_it: Callable[[str], Steps[bool]]) -> Steps[bool]:
+    """Remove a file if it is the one that is meant; False: it is another, or not there.
+
+    Between a look and an unlink another may be renamed in. So the file is moved aside first, and looked at
+    there; one that is not meant is linked back, unless there is a newer one by then. Who looks in between
+    finds a miss.
+
+    :raises OSError: it cannot be read, or is still there.
+    """
+    if not (yield from is_it(path)):
+        return False
+    aside = paths.temporary()
+    try:
+        yield ("rename", path, aside)
+    except OSError as error:
+        if error.errno in GONE:
+            return False
+        raise
+    meant = False
+    try:
+        meant = yield from is_it(aside)
+        if not meant:
+            yield from put_back(layout, aside, path)
+    except OSError:
+        pass  # an artifact that is lost here is compiled again
+    yield from unlink_quietly(aside)
+    return meant
+
+
+def put_back(layout: Layout, aside: str, path: str) -> Steps[None]:
+    """Give a file that was moved aside its name again, unless somebody else has it.
+
+    :raises OSError: somebody has it, or it cannot be done.
+    """
+    if not layout.linkless:
+        yield ("link", aside, path)
+    elif not (yield ("exists", path)):
+        yield ("rename", aside, path)
+
+
 def remove(path: str) -> Steps[None]:
     """Remove a name, absent or not.
 
@@ -401,6 +467,12 @@ def touch(path: str) -> Steps[None]:
         yield ("touch", path)
     except OSError:
         return
+
+
+def touch_many(paths: Sequence[str]) -> Steps[None]:
+    """Refresh the recency of several entries."""
+    for path in paths:
+        yield from touch(path)
 
 
 # --- listing -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import typer
 
 import acache
 from acache.cli._shared import OK, codes
-from acache.cli.commands import clear, demo, doctor, ls, ps, show, stats
+from acache.cli.commands import clear, demo, doctor, ls, ps, show, stats, trim, verify
 
 __all__ = ["app", "run"]
 
@@ -50,5 +50,7 @@ app.command(
     epilog=codes("there is no such entry, or more than one, or it is no good; FILE cannot be written")
 )(show.show)
 app.command(epilog=codes("the answer was no, or something could not be removed"))(clear.clear)
+app.command(epilog=codes("something could not be read or removed"))(trim.trim)
+app.command(epilog=codes("something is corrupt, and still there, or cannot be read"))(verify.verify)
 app.command(epilog=codes("the directory cannot be read"))(stats.stats)
 app.command(epilog=codes("degraded: something costs compiles or waits"))(doctor.doctor)

@@ -14,11 +14,12 @@ from acache import _host, _policy
 from acache._fs import OsFileSystem, perform
 from acache._probe import Level, Probe, probe
 from acache._settings import Settings, variable_of
+from acache._store import FORMAT
 from acache.cli._place import Place, place_of, where
 from acache.cli._text import size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Diagnosis", "FileSystem", "Folder", "Space", "examine"]
 
@@ -112,6 +113,8 @@ class _Look:
     folder: Folder
     probe: Probe
     space: Space
+    unusable: Sequence[str]
+    """Read-only directories that cannot be read."""
 
 
 def examine(
@@ -197,7 +200,9 @@ def _look(root: str, settings: Settings) -> _Look:
             found = perform(probe(place.layout), OsFileSystem())
         except OSError as error:
             found = Probe(Level.NONE, error.strerror or str(error), error.errno)
-    return _Look(place, folder, found, _space(root))
+    lower = [os.fspath(path) for path in settings.read_only_directories]
+    unusable = [path for path in lower if not os.access(f"{path}/{FORMAT}", os.R_OK | os.X_OK)]
+    return _Look(place, folder, found, _space(root), unusable)
 
 
 def _folder(root: str) -> Folder:
@@ -259,6 +264,10 @@ def _judge(found: Diagnosis, look: _Look, settings: Settings) -> None:
         found.problems.append(f"{look.probe.reason}: {_STEPS[level]}")
     if folder.found == "other":
         found.problems.append("what stands there is no folder")
+    found.problems += [
+        f"{path}: no cache directory, or one that cannot be read (ACACHE_READ_ONLY_DIRECTORIES)"
+        for path in look.unusable
+    ]
     if space.free_bytes is not None and space.free_bytes < _LEAST_BYTES:
         found.problems.append(f"the file system is full: {size(space.free_bytes)} are free")
     elif space.free_bytes is not None and space.free_bytes < settings.max_entry_bytes:

@@ -79,16 +79,8 @@ def find(layout: Layout, fs: FileSystem | None = None) -> list[str]:
                 continue
             raise
         stems = {name.partition(".lease")[0] for name in names if ".lease" in name}
-        found += sorted(shard + stem for stem in stems if _is_name(shard + stem))
+        found += sorted(shard + stem for stem in stems if _policy.is_name(shard + stem))
     return found
-
-
-def _is_name(text: str) -> bool:
-    try:
-        _policy.stem_of(text)
-    except ValueError:
-        return False
-    return True
 
 
 class Observer:

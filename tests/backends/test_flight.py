@@ -836,7 +836,7 @@ class HaltingFileSystem(OsFileSystem):
 
 def last_operation():
     """More than a cold miss with its publication takes; the tests stop earlier, when nothing is reached."""
-    return 60
+    return 100
 
 
 async def _one_of_three(fs, cache, group, callers):

@@ -75,4 +75,4 @@ async def test_every_file_operation_runs_off_the_loop_s_thread(tmp_path, anyio_b
     assert report["catch"] == {}
     assert report["on_loop"] == []
     assert report["elsewhere"] > 100
-    assert len(report["steps"]) == 21
+    assert len(report["steps"]) == 26

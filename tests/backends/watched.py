@@ -136,7 +136,9 @@ async def main(folder: str) -> None:
     copy = Command(["cp", "in", "out"], inputs=["in"], outputs=["out"])
 
     def make(**settings: Any) -> acache.Cache:
-        cache = acache.Cache(directory, settings=acache.Settings(recency_grain=0, **settings))
+        lower = [os.path.join(folder, "image")]
+        chosen = acache.Settings(recency_grain=0, read_only_directories=lower, **settings)
+        cache = acache.Cache(directory, settings=chosen)
         cache._fs = seam
         return cache
 
@@ -190,9 +192,14 @@ async def main(folder: str) -> None:
     await step("a compiler's hit", cache.compile(copy.request(source)))
     await step("get", cache.get(key))
     await step("get nothing", cache.get(acache.key(n=4)))
+    await step("get many", cache.get_many([key, acache.key(n=4), acache.key(baked=1)]))
     await step("status", cache.status(key))
     await step("write_to", artifact.write_to(os.path.join(folder, "written")))
     await step("put", cache.put(key, b"y"))
+    await step("invalidate", cache.invalidate(key, artifact))
+    await step("put again", cache.put(key, b"z"))
+    await step("verify", cache.verify(repair=True))
+    await step("trim", cache.trim(max_bytes=100_000, max_age=1e6))
     await step("entries", cache.entries())
     await step("delete", cache.delete(key))
     spoil(directory)

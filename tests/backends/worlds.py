@@ -43,6 +43,8 @@ OPERATIONS = (
     "refresh",
     "sync_folder",
     "listdir",
+    "survey",
+    "stamps",
     "mkdir",
     "touch",
     "open_rw",

@@ -255,9 +255,20 @@ def test_a_file_system_without_inodes_left(cache_dir, monkeypatch):
 
 
 def test_room_for_less_than_one_artifact_is_a_note(cache_dir):
-    found = diagnose(cache_dir, {"ACACHE_MAX_ENTRY_BYTES": str(1 << 60)})
+    found = diagnose(cache_dir, {"ACACHE_MAX_BYTES": str(1 << 60), "ACACHE_MAX_ENTRY_BYTES": str(1 << 60)})
     assert found.healthy
     assert any("ACACHE_MAX_ENTRY_BYTES" in note for note in found.notes)
+
+
+def test_a_read_only_directory_that_is_none_is_a_problem(cache_dir, tmp_path):
+    """B28: several directories, of which one is not what it is meant to be."""
+    baked, gone = tmp_path / "baked", tmp_path / "gone"
+    (baked / "v1").mkdir(parents=True)
+    found = diagnose(cache_dir, {"ACACHE_READ_ONLY_DIRECTORIES": os.pathsep.join([str(baked), str(gone)])})
+    assert found.problems == [
+        f"{gone}: no cache directory, or one that cannot be read (ACACHE_READ_ONLY_DIRECTORIES)"
+    ]
+    assert not gone.exists()
 
 
 def test_a_mount_that_changes_owners_is_a_note(cache_dir, monkeypatch):

@@ -26,6 +26,8 @@ ERRNOS: dict[str, tuple[str, ...]] = {
     "pwrite": ("EIO", "ENOSPC", "EDQUOT", "ENOLCK"),
     "close": ("EIO", "ENOSPC"),
     "listdir": ("EACCES", "EIO", "ESTALE", "ENOENT"),
+    "survey": ("EACCES", "EIO", "ESTALE", "EMFILE"),
+    "stamps": ("EIO",),
     "touch": ("EPERM", "EROFS", "EIO", "ENOENT"),
     "refresh": ("EIO", "ENOENT", "ESTALE"),
     "sync_folder": ("EIO", "EINVAL"),

@@ -26,9 +26,12 @@ def test_a_timeout_is_shared_with_the_waiters_and_not_remembered(anyio_backend, 
         Fleet(1, anyio_backend, env=env, **orders) as holder,
         Fleet(2, anyio_backend, env=env, **orders) as waiters,
     ):
+        waiters.wait_ready()
         holder.release()
         until_now(lambda: launches(log) == 1)
-        reports = [*waiters.run(), holder.workers[0].report()]
+        for waiter in waiters.workers:
+            waiter.release()
+        reports = [worker.report() for worker in [*waiters.workers, *holder.workers]]
     assert launches(log) == 1
     assert {(each["error"]["type"], each["error"]["reason"]) for each in reports} == {
         ("CompileTimeoutError", "timeout")

@@ -35,6 +35,7 @@ ALL = [
     events.Abandoned(key=KEY, action="stop"),
     events.GuardLost(key=KEY),
     events.StoreFault(operation="rename", path="/x", errno=28, message="No space left on device"),
+    events.Evicted(entries=3, size=12345),
     events.Degraded(level="process", folder="/x", mount="/ (fuse.s3fs)", reason="no leases here"),
     events.CorruptEntry(key=KEY, path="/x", reason="short"),
     events.UntrustedEntry(key=KEY, path="/x", owner=1001),

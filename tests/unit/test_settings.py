@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import pickle
 import re
 
@@ -25,6 +26,8 @@ DEFAULTS = {
     "lease_ttl": 15,
     "poll_min": 0.02,
     "poll_max": 1,
+    "max_bytes": 2048 * MIB,
+    "max_entries": None,
     "max_entry_bytes": 256 * MIB,
     "recency_grain": 60,
     "memory_bytes": 256 * MIB,
@@ -32,6 +35,7 @@ DEFAULTS = {
     "failure_ttl": 60,
     "coordinate": True,
     "on_abandon": "finish",
+    "read_only_directories": (),
     "trust": "user",
     "record_stats": None,
     "durable": False,
@@ -47,6 +51,8 @@ OTHERS = {
     "lease_ttl": 20.0,
     "poll_min": 0.01,
     "poll_max": 2.0,
+    "max_bytes": 5,
+    "max_entries": 7,
     "max_entry_bytes": 1,
     "recency_grain": 0.0,
     "memory_bytes": 0,
@@ -55,12 +61,16 @@ OTHERS = {
     "max_compiles": 3,
     "coordinate": False,
     "on_abandon": "stop",
+    "read_only_directories": ("/a", "/b"),
     "trust": "any",
     "record_stats": True,
     "durable": True,
     "strict": True,
 }
-VARIABLES = {variable_of(name): str(value) for name, value in OTHERS.items()}
+VARIABLES = {
+    variable_of(name): os.pathsep.join(value) if isinstance(value, tuple) else str(value)
+    for name, value in OTHERS.items()
+}
 
 
 def test_the_defaults_of_the_design():
