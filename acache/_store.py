@@ -83,9 +83,13 @@ class Trust:
 
     def believes(self, file: File) -> bool:
         """Whether an entry of that file's owner may be used."""
-        if self.mode == "any" or file.uid in self.me or file.uid == 0:
+        return self.covers(file.uid, file.gid)
+
+    def covers(self, uid: int, gid: int) -> bool:
+        """Whether files of that user and group id are believed."""
+        if self.mode == "any" or uid in self.me or uid == 0:
             return True
-        return self.mode == "group" and file.gid in self.groups
+        return self.mode == "group" and gid in self.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +186,14 @@ class Layout:
 # --- looking -------------------------------------------------------------------------------------
 
 
-def again_if_stale(operation: str, path: str, limit: int) -> Steps[File]:
+def again_if_stale(operation: str, path: str, *more: object) -> Steps[File]:
     """Read; after ESTALE once more, through a new open."""
     try:
-        file: File = yield (operation, path, limit)
+        file: File = yield (operation, path, *more)
     except OSError as error:
         if error.errno != ESTALE:
             raise
-        file = yield (operation, path, limit)
+        file = yield (operation, path, *more)
     return file
 
 
@@ -201,7 +205,7 @@ def read_artifact(layout: Layout, subject: Subject) -> Steps[SeenArtifact]:
 def read_artifact_at(layout: Layout, subject: Subject, path: str) -> Steps[SeenArtifact]:
     """Open a file that may be the key's entry, wherever it lies."""
     try:
-        file = yield from again_if_stale("read", path, ENTRY_LIMIT)
+        file = yield from again_if_stale("read", path, ENTRY_LIMIT, layout.trust.covers)
     except OSError as error:
         if error.errno in GONE:
             return ABSENT
@@ -225,7 +229,7 @@ def read_artifact_at(layout: Layout, subject: Subject, path: str) -> Steps[SeenA
 def read_failure(layout: Layout, subject: Subject, *, with_age: bool) -> Steps[SeenFailure | None]:
     """Read ``K.err``; ``with_age`` also measures its age by the file system's own clock."""
     try:
-        file = yield from again_if_stale("read", subject.paths.err, FAILURE_LIMIT)
+        file = yield from again_if_stale("read", subject.paths.err, FAILURE_LIMIT, layout.trust.covers)
         if not layout.trust.believes(file):
             return None
         entry = decode_entry(file.data, key=subject.key, namespace=subject.namespace)

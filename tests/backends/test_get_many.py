@@ -88,10 +88,10 @@ async def test_what_one_file_is_like_concerns_no_other(cache_dir, caplog):
     paths[0].write_bytes(b"bad")
 
     class Odd(OsFileSystem):
-        def read(self, path, limit):
+        def read(self, path, limit, *more):
             if path == str(paths[1]):
                 raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-            return super().read(path, limit)
+            return super().read(path, limit, *more)
 
     told = []
     store = cache(cache_dir, told.append)

@@ -152,10 +152,10 @@ async def test_a_tier_that_cannot_be_read_costs_a_compile(cache_dir, image):
     await bake(image, [0])
 
     class Odd(OsFileSystem):
-        def read(self, path, limit):
+        def read(self, path, limit, *more):
             if path.startswith(str(image)):
                 raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-            return super().read(path, limit)
+            return super().read(path, limit, *more)
 
     store = cache(cache_dir, image)
     store._fs = Odd()
@@ -297,8 +297,8 @@ async def test_a_flight_that_read_the_rejected_one_before_it_was_rejected_does_n
         def __init__(self):
             self.has_read, self.go = threading.Event(), threading.Event()
 
-        def read(self, path, limit):
-            file = super().read(path, limit)
+        def read(self, path, limit, *more):
+            file = super().read(path, limit, *more)
             self.has_read.set()
             assert self.go.wait(HANG)
             return file

@@ -62,6 +62,7 @@ def test_a_killed_holder_whose_descriptors_a_child_still_holds(anyio_backend, ca
         Fleet(1, anyio_backend, env=env, prefix=worker.COMMAND, fork=str(fork), **orders) as holder,
         Fleet(2, anyio_backend, env=env, prefix=worker.COMMAND, **orders) as waiters,
     ):
+        waiters.wait_ready()  # or they come late
         holder.release()
         until_now(lambda: launches(log) == 1 and fork.exists())
         child = int(fork.read_text())
@@ -88,6 +89,7 @@ def test_a_killed_guard_costs_its_holder_one_more_launch(anyio_backend, cache_di
         Fleet(1, anyio_backend, env={"ACACHE_TEST_TOKEN": token}, **orders) as holder,
         Fleet(2, anyio_backend, env={"ACACHE_TEST_TOKEN": token}, **orders) as waiters,
     ):
+        waiters.wait_ready()  # or they come late
         holder.release()
         until_now(lambda: launches(log) == 1)
         waiters.release()
@@ -270,6 +272,7 @@ def test_a_stopped_holder_is_hedged_and_harms_nobody_when_it_goes_on(anyio_backe
     settings = {"hedge_after": 0.5, "heartbeat_interval": 0.1}
     orders = {"directory": str(cache_dir), "log": str(log), "seconds": 0.3, "settings": settings}
     with Fleet(1, anyio_backend, **orders) as holder, Fleet(2, anyio_backend, **orders) as waiters:
+        waiters.wait_ready()  # or they come late
         holder.release()
         until_now(lambda: launches(log) == 1)
         os.kill(holder.workers[0].process.pid, signal.SIGSTOP)
@@ -292,6 +295,7 @@ def test_a_holder_stopped_with_its_guard_is_silent_and_deletes_nothing_later(
     settings = {"lease_ttl": 1, "heartbeat_interval": 0.1, "hedge_after": None}
     orders = {"directory": str(cache_dir), "log": str(log), "mode": "hang", "settings": settings}
     with Fleet(1, anyio_backend, **orders) as holder, Fleet(2, anyio_backend, **orders) as waiters:
+        waiters.wait_ready()  # or they come late
         holder.release()
         until_now(lambda: launches(log) == 1)
         pid = holder.workers[0].process.pid

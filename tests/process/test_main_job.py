@@ -49,6 +49,7 @@ def test_a_killed_holder_leaves_no_compiler_and_a_waiter_takes_over(anyio_backen
         Fleet(1, anyio_backend, env={"ACACHE_TEST_TOKEN": token}, **orders) as holder,
         Fleet(3, anyio_backend, env={"ACACHE_TEST_TOKEN": token}, **orders) as waiters,
     ):
+        waiters.wait_ready()  # or they come late
         holder.release()
         until_now(lambda: launches(log) == 1)
         waiters.release()
@@ -85,6 +86,7 @@ def test_without_hedging_every_waiter_compiles_at_its_deadline(anyio_backend, ca
         Fleet(1, anyio_backend, settings=settings, **orders) as holder,
         Fleet(3, anyio_backend, settings=settings, **orders) as waiters,
     ):
+        waiters.wait_ready()  # or they come late
         holder.release()
         until_now(lambda: launches(log) == 1)
         reports = waiters.run()
@@ -140,6 +142,7 @@ def test_a_failure_of_circumstances_is_shared_but_not_remembered(
         Fleet(1, anyio_backend, **orders) as holder,
         Fleet(3, anyio_backend, **orders) as waiters,
     ):
+        waiters.wait_ready()  # or they come late
         holder.release()
         until_now(lambda: launches(log) == 1)
         reports = [*waiters.run(), holder.workers[0].report()]

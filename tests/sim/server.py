@@ -142,7 +142,7 @@ class Client:
 
     # --- FileSystem ----------------------------------------------------------------------------------
 
-    def read(self, path: str, limit: int) -> File:
+    def read(self, path: str, limit: int, covers: object = None) -> File:
         file = self._file(path)
         if file.size > limit:
             raise fault(errno.EFBIG, path)

@@ -265,7 +265,7 @@ class StrangersDisk:
     def __getattr__(self, name):
         return getattr(self._disk, name)
 
-    def read(self, path, limit):
+    def read(self, path, limit, *more):
         return replace(self._disk.read(path, limit), uid=4711)
 
 

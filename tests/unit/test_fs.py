@@ -45,6 +45,22 @@ def test_a_file_is_written_whole_and_read_with_what_is_known_of_it(tmp_path: Pat
     assert (file.uid, file.gid, file.mtime, file.size) == (info.st_uid, info.st_gid, info.st_mtime, 14)
 
 
+def test_what_a_stranger_planted_is_judged_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "file"
+    path.touch()
+    os.truncate(path, 1 << 40)  # sparse: to read it, or to make room for it, would be the end
+    asked: list[tuple[int, int]] = []
+
+    def covers(uid: int, gid: int) -> bool:
+        asked.append((uid, gid))
+        return False
+
+    monkeypatch.setattr(os, "read", lambda *_: pytest.fail("it was read"))
+    file = FS.read(str(path), 1 << 60, covers)
+    assert (file.data, file.size) == (b"", 1 << 40)
+    assert asked == [(file.uid, file.gid)] == [(os.getuid(), path.stat().st_gid)]
+
+
 def test_files_honour_the_umask(tmp_path: Path):
     path = str(tmp_path / "file")
     before = os.umask(0o027)
