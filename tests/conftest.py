@@ -4,9 +4,9 @@ The three loops are asyncio (in debug mode), asyncio on uvloop, and trio: a plai
 on each. After every test the pytest process must have as many children, threads and file descriptors as
 before it.
 
-A test marked ``gcc``, ``tileiras``, ``nvrtc``, ``nvcc`` or ``root`` is skipped where that is not to be had,
-and *fails* there when ``ACACHE_TEST_REQUIRE`` names the marker (a list with commas) or, that being unset,
-when ``CI`` is true: a skip must never hide that a suite did not run.
+A test marked ``gcc``, ``tileiras``, ``nvrtc``, ``nvcc``, ``spin`` or ``root`` is skipped where that is not to
+be had, and *fails* there when ``ACACHE_TEST_REQUIRE`` names the marker (a list with commas) or, that being
+unset, when ``CI`` is true: a skip must never hide that a suite did not run.
 """
 
 from __future__ import annotations
@@ -162,6 +162,11 @@ def _lacks_nvcc() -> str | None:
     return None if shutil.which("nvcc") else "no nvcc on PATH"
 
 
+def _lacks_spin() -> str | None:
+    missing = [name for name in ("spin", "cc") if shutil.which(name) is None]
+    return f"no {' and no '.join(missing)} on PATH" if missing else None
+
+
 def _lacks_root() -> str | None:
     return None if hasattr(os, "geteuid") and os.geteuid() == 0 else "not root"
 
@@ -172,6 +177,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "nvrtc": _lacks_nvrtc,
     "nvcc": _lacks_nvcc,
     "root": _lacks_root,
+    "spin": _lacks_spin,
 }
 
 
