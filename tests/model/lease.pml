@@ -16,8 +16,8 @@
  * -DTIDY       also claim that nobody unlinks what it did not see, and that nothing is left behind at the end
  * -DLIVE       also claim that every process comes to an end
  *
- * Broken on purpose, each of which must be found: NO_SEAL, NO_WALK, NO_CHECK, ROOT_FIRST_RIVAL, NO_LAST_LOOK,
- * ONE_NONCE, HEDGED_HEDGE, NO_REREAD, ERR_OF_SUPERSEDED, ART_ONLY_LAST_LOOK, EARLY_RELEASE, IDENTITY_ONLY.
+ * Broken on purpose, each of which must be found: NO_SEAL, NO_WALK, ROOT_FIRST_RIVAL, NO_LAST_LOOK, ONE_NONCE,
+ * HEDGED_HEDGE, NO_REREAD, ERR_OF_SUPERSEDED, ART_ONLY_LAST_LOOK, EARLY_RELEASE.
  */
 
 #ifndef N
@@ -96,11 +96,7 @@ bool stalled;		/* compiles look as if they stood still */
 bool dirty;		/* a fault happened that may leave a slot behind: a crash, or a sleep beyond the ttl */
 
 /* Nobody beats for that record any more: silence of a ttl will open its successor slot. */
-#ifdef IDENTITY_ONLY
-#define SILENT(n)	(down[owner[n]])
-#else
 #define SILENT(n)	(down[owner[n]] || asleep[owner[n]] || (mine[owner[n]] != n && sealed[owner[n]] != n))
-#endif
 #ifdef HEDGED_HEDGE
 #define HEDGEABLE(n)	(stalled && !shut[n] && compiling[owner[n]])
 #else
@@ -287,9 +283,6 @@ REREAD:	/* The answer was a refusal: the slot says whose it is. */
 CHECK:	/* After a takeover the root must still lead to the predecessor. */
 	if
 	:: atomic { behind[id] == 0 -> goto LAST }
-#ifdef NO_CHECK
-	:: atomic { behind[id] != 0 -> goto LAST }
-#endif
 	:: atomic { behind[id] != 0 && MAY_BE_STALE -> faults++; withdraw = true; goto SEAL }
 	:: atomic { behind[id] != 0 ->
 		x = (depth[id] == 0 -> root : succ[seen[id].at[depth[id] - 1]]);
