@@ -202,7 +202,7 @@ def evict(layout: Layout, row: Row, now: float) -> Steps[Row | None]:
             pass  # a bad entry takes room as well
         if file.mtime != row.used:
             return Row(row.path, file.size, file.mtime)
-        if now - row.used < JUST_WRITTEN and (yield ("exists", path.rpartition(".")[0] + ".lease")):
+        if abs(now - row.used) < JUST_WRITTEN and (yield ("exists", path.rpartition(".")[0] + ".lease")):
             return row
         yield ("unlink", path)
     except OSError as error:

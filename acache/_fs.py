@@ -323,6 +323,7 @@ def perform(steps: Steps[T], fs: FileSystem) -> T:
                 operation = steps.throw(error)
             else:
                 operation = steps.send(result)
+                del result  # it may be a whole file, and the next operation reads another
     except StopIteration as stop:
         value: T = stop.value
         return value

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Fault", "Item", "Unreadable", "examine", "take_stock"]
 
-Fault: TypeAlias = Literal["corrupt", "later", "unreadable"]
-"""It does not pass its own check; it is of a later format; the disk, or its permissions, say no."""
+Fault: TypeAlias = Literal["corrupt", "later", "unreadable", "untrusted"]
+"""It does not pass its own check; it is of a later format; the disk, or its permissions, say no; it was not
+even read, for it belongs to somebody whom ``trust`` does not cover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,20 @@ def take_stock(
     return items, faults
 
 
-def examine(layout: Layout, path: str, name: str) -> Steps[Item | Unreadable | None]:
+def examine(
+    layout: Layout, path: str, name: str, *, strangers: bool = True
+) -> Steps[Item | Unreadable | None]:
     """Read a whole file and check all of it; None: it is not there.
+
+    :param strangers: False: the owner is judged first, and nothing is read of what is not believed.
 
     One whose parts are bad while its header is good is `Unreadable` as well: `read_header` still reads that.
     """
     try:
-        file: File = yield from again_if_stale("read", path, ENTRY_LIMIT)
+        covers = None if strangers else layout.trust.covers
+        file: File = yield from again_if_stale("read", path, ENTRY_LIMIT, covers)
+        if not strangers and not layout.trust.believes(file):
+            return Unreadable(path, name, "untrusted", f"it belongs to user {file.uid}")
         entry = decode_entry(file.data, key=None, namespace=None)
     except (OSError, FormatError) as error:
         return _fault(path, name, error)

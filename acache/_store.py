@@ -448,8 +448,14 @@ def put_back(layout: Layout, aside: str, path: str) -> Steps[None]:
     :raises OSError: somebody has it, or it cannot be done.
     """
     if not layout.linkless:
-        yield ("link", aside, path)
-    elif not (yield ("exists", path)):
+        try:
+            yield ("link", aside, path)
+        except OSError as error:
+            if error.errno == EEXIST:
+                raise
+        else:
+            return
+    if not (yield ("exists", path)):
         yield ("rename", aside, path)
 
 

@@ -116,7 +116,7 @@ class Upkeep:
                     await lowlevel.checkpoint()
             except OSError as error:
                 directory.fault("verify", error)
-                findings.unreadable += 1
+                findings.counts["unreadable"] += 1
                 findings.fault(f"{layout.base}/{shard}", error.strerror or str(error))
         return findings.report()
 

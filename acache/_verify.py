@@ -5,8 +5,9 @@ A move per batch of files, so that who drives them can stop in between; one file
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from acache import _keys, _policy
 from acache._format import Kind
@@ -29,33 +30,15 @@ TOLD = 100
 
 @dataclass(slots=True)
 class Findings:
-    """A `VerifyReport` in the making."""
+    """A `VerifyReport` in the making: its numbers by name, and its faults."""
 
-    artifacts: int = 0
-    size: int = 0
-    marks: int = 0
-    failures: int = 0
-    corrupt: int = 0
-    later: int = 0
-    unreadable: int = 0
-    untrusted: int = 0
-    repaired: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     faults: list[tuple[str, str]] = field(default_factory=list)
 
     def report(self) -> VerifyReport:
         """Return what was found so far."""
-        return VerifyReport(
-            artifacts=self.artifacts,
-            size=self.size,
-            marks=self.marks,
-            failures=self.failures,
-            corrupt=self.corrupt,
-            later=self.later,
-            unreadable=self.unreadable,
-            untrusted=self.untrusted,
-            repaired=self.repaired,
-            faults=tuple(self.faults),
-        )
+        numbers: dict[str, Any] = dict(self.counts)
+        return VerifyReport(**numbers, faults=tuple(self.faults))
 
     def fault(self, path: str, why: str) -> None:
         """Keep the reason, if there are not too many."""
@@ -95,12 +78,10 @@ def verify(
         paths = Paths(f"{layout.base}/{shard}", stem)
         path = f"{paths.folder}/{file_name}"
         found = yield from judge(layout, path, shard + stem, failure=path.endswith(".err"))
-        if isinstance(found, Item):
-            count(findings, found)
-        elif found is not None:
-            why = yield from amiss(layout, paths, path, found, findings, repair=repair)
-            if why is not None:
-                findings.fault(path, why)
+        if repair and isinstance(found, Unreadable) and found.fault == "corrupt":
+            found = yield from mend(layout, paths, path, found, findings)
+        count(findings, path, found)
+        del found  # and with it a whole file, before the next one is read
 
 
 def judge(layout: Layout, path: str, name: str, *, failure: bool) -> Steps[Item | Unreadable | None]:
@@ -108,8 +89,8 @@ def judge(layout: Layout, path: str, name: str, *, failure: bool) -> Steps[Item 
 
     :param failure: whether its name is that of a failure.
     """
-    found = yield from examine(layout, path, name)
-    if not isinstance(found, Item) or not found.believed:
+    found = yield from examine(layout, path, name, strangers=False)
+    if not isinstance(found, Item):
         return found
     header = found.entry.header
     try:
@@ -122,43 +103,41 @@ def judge(layout: Layout, path: str, name: str, *, failure: bool) -> Steps[Item 
     return found
 
 
-def count(findings: Findings, item: Item) -> None:
-    """Count a file that is whole."""
-    kind = item.entry.kind
-    if not item.believed:
-        findings.untrusted += 1
-    elif kind is Kind.ARTIFACT:
-        findings.artifacts += 1
-        findings.size += item.entry.size
-    elif kind is Kind.CHEAP:
-        findings.marks += 1
-    else:
-        findings.failures += 1
-
-
-def amiss(
-    layout: Layout, paths: Paths, path: str, found: Unreadable, findings: Findings, *, repair: bool
-) -> Steps[str | None]:
-    """Count a file that is no good, and remove it if it is corrupt and still the same; returns why."""
-    if found.fault == "later":
-        findings.later += 1
-        return None
-    if found.fault == "unreadable":
-        findings.unreadable += 1
-        return found.why
+def mend(
+    layout: Layout, paths: Paths, path: str, found: Unreadable, findings: Findings
+) -> Steps[Item | Unreadable | None]:
+    """Remove a corrupt file if it is still one; returns what is there to be counted: it, as it was, or what
+    somebody put in its place meanwhile.
+    """
+    last: Item | Unreadable | None = found
 
     def is_bad(there: str) -> Steps[bool]:
-        again = yield from judge(layout, there, found.name, failure=path.endswith(".err"))
-        return isinstance(again, Unreadable) and again.fault == "corrupt"
+        nonlocal last
+        last = yield from judge(layout, there, found.name, failure=path.endswith(".err"))
+        return is_corrupt(last)
 
-    findings.corrupt += 1
-    if repair:
-        try:
-            if (yield from remove_if(layout, paths, path, is_bad)):
-                findings.repaired += 1
-            else:
-                findings.corrupt -= 1  # somebody replaced it meanwhile
-                return None
-        except OSError as error:
-            return f"{found.why}; it cannot be removed: {error.strerror or error}"
-    return found.why
+    try:
+        if (yield from remove_if(layout, paths, path, is_bad)):
+            findings.counts["repaired"] += 1
+            return found
+    except OSError as error:
+        return replace(found, why=f"{found.why}; it cannot be removed: {error.strerror or error}")
+    return None if is_corrupt(last) else last  # somebody was quicker
+
+
+def is_corrupt(found: Item | Unreadable | None) -> bool:
+    """Whether a repair would remove it."""
+    return isinstance(found, Unreadable) and found.fault == "corrupt"
+
+
+def count(findings: Findings, path: str, found: Item | Unreadable | None) -> None:
+    """Count one file; nothing where there is none any more."""
+    if isinstance(found, Unreadable):
+        findings.counts[found.fault] += 1
+        if found.fault in ("corrupt", "unreadable"):
+            findings.fault(path, found.why)
+    elif found is not None and found.entry.kind is Kind.ARTIFACT:
+        findings.counts["artifacts"] += 1
+        findings.counts["size"] += found.entry.size
+    elif found is not None:
+        findings.counts["marks" if found.entry.kind is Kind.CHEAP else "failures"] += 1

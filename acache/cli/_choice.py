@@ -93,7 +93,7 @@ def _nvrtc() -> str:
                 f"NVRTC {match[1]}.{match[2]} does not bring the headers that the kernels include, as it "
                 'does from 13.5 on: pip install --upgrade nvidia-cuda-nvrtc "acache[cuda]"'
             )
-    return installed.library
+    return installed.libnvrtc
 
 
 def _cxx() -> str:

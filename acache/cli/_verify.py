@@ -27,6 +27,6 @@ def verify(layout: Layout, *, repair: bool, fs: FileSystem | None = None) -> Ver
             for names in _verify.batches(perform(_verify.files(layout, shard), fs)):
                 perform(_verify.verify(layout, shard, names, findings, repair=repair), fs)
         except OSError as error:
-            findings.unreadable += 1
+            findings.counts["unreadable"] += 1
             findings.fault(f"{layout.base}/{shard}", error.strerror or str(error))
     return findings.report()

@@ -383,7 +383,7 @@ def _failure(answer: dict[str, JSON], log: str) -> CompileFailure:
 
 def _fingerprint(installed: Installed | None = None) -> str:
     installed = installed or find_nvrtc()
-    return digest_files([installed.library, *installed.builtins])
+    return digest_files([installed.libnvrtc, *installed.builtins])
 
 
 def headers_home() -> str:
@@ -397,7 +397,7 @@ def _program() -> WorkerProgram:
     log = os.environ.get(LAUNCH_LOG)
     facts = {
         "path": installed.folders,
-        "library": installed.library,
+        "library": installed.libnvrtc,
         "builtins": installed.builtins,
         "headers": [headers_home(), f"{_fingerprint(installed)[:32]}.{DEPTH}"],
         "log": os.path.abspath(log) if log else None,

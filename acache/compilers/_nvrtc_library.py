@@ -32,7 +32,7 @@ class Installed:
 
     folders: tuple[str, ...]
     """Entries of ``sys.path`` that hold the ``cuda`` packages."""
-    library: str
+    libnvrtc: str
     builtins: tuple[str, ...]
     """The libraries that it loads when it compiles: they lie beside it."""
 
@@ -53,7 +53,7 @@ def find_nvrtc(path: Sequence[str] | None = None, environ: Mapping[str, str] | N
     environ = os.environ if environ is None else environ
     where = (*path, *(f"{name}={environ.get(name)}" for name in _VARIABLES))
     known = _found.get(where)
-    if known is None or not all(map(os.path.isfile, (known.library, *known.builtins))):
+    if known is None or not all(map(os.path.isfile, (known.libnvrtc, *known.builtins))):
         known = _found[where] = _find(path, environ)
     return known
 

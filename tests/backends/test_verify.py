@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import tracemalloc
 
 import anyio
 import pytest
 
 import acache
-from acache._fs import OsFileSystem
+from acache import _verify
+from acache._fs import OsFileSystem, perform
+from acache._host import my_identity
+from acache._store import Layout
+from tests.cli.test_ls import later_version
 
 REFUSED = acache.CompileFailure("diagnostic", "k.x:1: error: no", exit_status=1, deterministic=True)
 
@@ -155,10 +161,122 @@ async def test_others_go_on_meanwhile(cache_dir):
         assert left == store.stats().published - store.stats().evicted
 
 
-async def test_cancellation_leaves_between_batches(cache_dir):
+async def test_what_vanished_meanwhile_is_nothing(cache_dir):
     await lay_out(cache_dir)
+    path = entries(cache_dir)[-1]
+    path.write_bytes(b"bad")
+
+    class Quicker(OsFileSystem):
+        def rename(self, source, target):
+            if source == str(path):
+                path.unlink()
+            super().rename(source, target)
+
+    store = cache(cache_dir)
+    store._fs = Quicker()
+    async with store:
+        report = await store.verify(repair=True)
+        assert (report.ok, report.artifacts, report.corrupt) == (True, 1, 0)
+
+
+async def test_what_cannot_be_read_any_more_is_put_back_and_counted(cache_dir):
+    await lay_out(cache_dir)
+    path = entries(cache_dir)[-1]
+    path.write_bytes(b"bad")
+
+    class Failing(OsFileSystem):
+        def link(self, source, target):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), source)  # nor are there links
+
+        def read(self, where, *more):
+            if "/.t." in where:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), where)
+            return super().read(where, *more)
+
+    store = cache(cache_dir)
+    store._fs = Failing()
+    async with store:
+        report = await store.verify(repair=True)
+        assert (report.ok, report.unreadable, report.corrupt, report.repaired) == (False, 1, 0, 0)
+    assert path.read_bytes() == b"bad"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("what", ["bad", "good", "later"])
+async def test_a_stranger_s_file_is_counted_not_read_and_left(cache_dir, what):
+    await lay_out(cache_dir)
+    path = entries(cache_dir)[-1]
+    if what != "good":
+        path.write_bytes(b"bad" if what == "bad" else later_version(path.read_bytes()))
+    os.chown(path, 12345, 12345)
+    before, taken = path.read_bytes(), []
+
+    class Watching(OsFileSystem):
+        def read(self, where, *more):
+            file = super().read(where, *more)
+            taken.append((where, len(file.data)))
+            return file
+
+    store = cache(cache_dir)
+    store._fs = Watching()
+    async with store:
+        report = await store.verify(repair=True)
+        assert (report.ok, report.untrusted, report.artifacts) == (True, 1, 1)
+        assert (report.corrupt, report.repaired, report.later) == (0, 0, 0)
+    assert path.read_bytes() == before
+    assert (str(path), 0) in taken
+
+
+def test_one_file_is_in_memory_at_a_time(cache_dir):
+    size, files = 4 << 20, 6
+
+    async def fill():
+        async with cache(cache_dir) as store:
+            for number in range(files):
+                await store.put(key(number), os.urandom(size))
+
+    anyio.run(fill)
+    layout = Layout.on(str(cache_dir), acache.Settings(), None, my_identity())
+    shards = {}
+    for path in entries(cache_dir):  # all in one batch
+        shards.setdefault(path.parent.name, []).append(path.name)
+    one = max(shards, key=lambda shard: len(shards[shard]))
+    names = [name for shard in shards for name in shards[shard]]
+    for shard, several in shards.items():
+        for name in several if shard != one else ():
+            os.rename(cache_dir / "v1" / shard / name, cache_dir / "v1" / one / name)
+    findings = _verify.Findings()
+    tracemalloc.start()
+    try:
+        perform(_verify.verify(layout, one, names, findings, repair=False), OsFileSystem())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    report = findings.report()
+    assert report.artifacts + report.corrupt == files  # those in another's shard are misplaced
+    assert size < peak < 1.5 * size
+
+
+async def test_cancellation_leaves_between_batches(cache_dir):
     async with cache(cache_dir) as store:
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            await store.verify()
+        for number in range(40):
+            await store.put(key(number), b"x")
+        shard = entries(cache_dir)[0].parent
+        for path in entries(cache_dir):
+            path.replace(shard / path.name)
+        token, scope = anyio.lowlevel.current_token(), anyio.CancelScope()
+
+        class Counting(OsFileSystem):
+            seen = 0
+
+            def read(self, where, *more):
+                Counting.seen += where.endswith(".art")
+                if Counting.seen == 3:
+                    anyio.from_thread.run_sync(scope.cancel, token=token)
+                return super().read(where, *more)
+
+        store._live.directory.fs = Counting()
+        with scope:
+            await store.verify(repair=True)
         assert scope.cancelled_caught
+        assert 3 <= Counting.seen <= 2 * _verify.BATCH  # a misplaced one is looked at again

@@ -194,7 +194,7 @@ def test_the_bindings_and_the_library_are_found_without_loading_them(tmp_path: P
     lib = packages(tmp_path / "site")
     found = find_nvrtc(["relative", str(tmp_path / "none"), str(tmp_path / "site")], {})
     assert found.folders == (str(tmp_path / "site"),)
-    assert found.library == str(lib / "libnvrtc.so.13")
+    assert found.libnvrtc == str(lib / "libnvrtc.so.13")
     assert found.builtins == (str(lib / "libnvrtc-builtins.so.13.5"),)
 
 
@@ -206,7 +206,9 @@ def test_the_library_fits_the_bindings(tmp_path: Path) -> None:
         (toolkit / name).write_bytes(b"")
     (toolkit / "libnvrtc.so.12").symlink_to("libnvrtc.so.12.6.20")
     for variables in ({"CUDA_PATH": str(toolkit.parent)}, {"LD_LIBRARY_PATH": f":{toolkit}"}):
-        assert find_nvrtc([str(tmp_path / "site")], variables).library == str(toolkit / "libnvrtc.so.12.6.20")
+        assert find_nvrtc([str(tmp_path / "site")], variables).libnvrtc == str(
+            toolkit / "libnvrtc.so.12.6.20"
+        )
 
 
 @pytest.mark.parametrize(("there", "said"), [("library", "cuda.bindings is"), ("bindings", "NVRTC 19 .*is")])
@@ -557,6 +559,6 @@ async def test_text_is_bounded(build: Build) -> None:
 @real
 def test_it_is_found_here(tmp_path: Path) -> None:
     found = find_nvrtc()
-    assert os.path.exists(found.library)
+    assert os.path.exists(found.libnvrtc)
     assert len(found.builtins) == 1
     assert importlib.util.find_spec("cuda.bindings") is not None

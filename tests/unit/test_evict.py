@@ -101,6 +101,20 @@ def test_what_is_on_its_way_to_those_who_wait_stays():
     assert program.makes(named(2), MIB // 4).entries == 2
 
 
+def test_a_time_to_come_protects_nothing_for_ever():
+    disk = Disk()
+    program = Program(disk, Limits(MIB, None, MIB))
+    program.makes(named(0), MIB // 2)
+    disk.touch(paths_in(ROOT, named(0)).art)
+    disk._find(paths_in(ROOT, named(0)).art).mtime = disk.now + 1e7
+    disk.create(paths_in(ROOT, named(0)).slot(None), (b"a lease",), False)
+    disk.now += 1
+    program.makes(named(1), MIB // 2)
+    disk.now += 1
+    assert program.makes(named(2), MIB).entries == 2
+    assert disk.bytes() == MIB
+
+
 def test_failures_and_marks_take_room_and_leases_and_temporaries_none():
     disk = Disk()
     program = Program(disk, Limits(100, None, 100))
