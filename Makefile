@@ -4,6 +4,7 @@
 #   make test            all tests; those of a compiler that is not there are skipped
 #   make test-compilers  the tests of the real compilers, which may not be skipped
 #   make test-wheel      a part of the tests against the built wheel instead of the checkout
+#   make soak            what takes too long for every change: 1,000 rounds of kills
 #   make lint            ruff, mypy --strict, import-linter
 #   make clean           remove what these made
 #
@@ -23,7 +24,7 @@ NO_COMPILERS := not gcc and not tileiras and not nvrtc and not nvcc
 CUDA_BIN := import sysconfig; print(sysconfig.get_path("platlib") + "/nvidia/cu13/bin")
 
 .DEFAULT_GOAL := test
-.PHONY: demo test test-compilers test-wheel lint clean
+.PHONY: demo test test-compilers test-wheel soak lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/acache demo $(DEMO_ARGS)
@@ -47,6 +48,9 @@ test-wheel: $(VENV)/.pip
 		"$$(echo dist/*.whl)[cli,trio]"
 	cd $(WHEEL) && ACACHE_TEST_REQUIRE= venv/bin/pytest -m "$(NO_COMPILERS)" $(WHEEL_TESTS)
 	cd $(WHEEL) && venv/bin/acache demo --help >/dev/null
+
+soak: $(VENV)/.test
+	ACACHE_CRASH_ROUNDS=1000 $(BIN)/python -m pytest -s tests/crash $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check
