@@ -350,7 +350,9 @@ class Builder:
         self._report.tell(event, compile_seconds=seconds, compile_failures=int(failed))
 
     async def _tidy(self, errand: Errand, seconds: float) -> None:
-        """After a publication: remember the label's usual time, and sweep that shard once per process."""
+        """After a publication: remember the label's usual time; once per process, sweep that shard, and the
+        folders beside the shards.
+        """
         folder = errand.subject.paths.folder
         try:
             if errand.job.label is not None:
@@ -358,6 +360,10 @@ class Builder:
             if folder not in self._swept:
                 self._swept.add(folder)
                 await self._directory.run(_moves.sweep(errand.layout, folder))
+            for folder in _store.loose_folders(errand.layout):
+                if folder not in self._swept:
+                    self._swept.add(folder)
+                    await self._directory.run(_moves.sweep_temporaries(folder))
         except OSError as error:
             with suppress(StoreError):  # nobody called for this, so nobody is there to hear of it
                 self._directory.fault("sweep", error, errand.key)

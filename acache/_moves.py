@@ -6,6 +6,7 @@ that a model checker found to be needed is marked with the fault that follows wh
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from errno import EACCES, EEXIST, EMLINK, ENOENT, ENOSYS, EOPNOTSUPP, EPERM, EXDEV
 from typing import TYPE_CHECKING, Any
@@ -46,11 +47,13 @@ __all__ = [
     "release",
     "settle",
     "sweep",
+    "sweep_temporaries",
     "walk",
 ]
 
 MOST_SLOTS = 64
 STALE = 24 * 3600.0
+_TEMPORARY = re.compile(r"\.t\.[0-9a-f]{32}")
 REFUSED_TO_LOSERS = frozenset({EPERM, EACCES})
 """What some mounts answer instead of EEXIST, sshfs for one: with a slot in place it is somebody else's."""
 LINK_REFUSED = frozenset({EPERM, ENOSYS, EOPNOTSUPP, EMLINK, EXDEV})
@@ -434,6 +437,24 @@ def sweep(layout: Layout, folder: str) -> Steps[int]:
         swept += yield from sweep_chain(layout, Paths(folder, stem), names, now)
     for name in names:
         if name.startswith(".t.") or name.endswith(".err"):
+            swept += yield from unlink_if_stale(f"{folder}/{name}", now)
+    return swept
+
+
+def sweep_temporaries(folder: str) -> Steps[int]:
+    """Remove temporaries that nobody wrote for 24 h from a folder that is no shard; returns how many.
+
+    Nothing else is touched: the root is a folder of the user's own.
+    """
+    try:
+        names: list[str] = yield ("listdir", folder)
+    except OSError:
+        return 0
+    left = [name for name in names if _TEMPORARY.fullmatch(name)]
+    now = (yield from file_clock(Paths(folder, ""))) if left else None
+    swept = 0
+    if now is not None:
+        for name in left:
             swept += yield from unlink_if_stale(f"{folder}/{name}", now)
     return swept
 

@@ -40,6 +40,7 @@ __all__ = [
     "list_shard",
     "list_shards",
     "look",
+    "loose_folders",
     "mark_cheap",
     "paths_in",
     "publish",
@@ -135,6 +136,11 @@ class Subject:
     paths: Paths
     key: str
     namespace: str | None
+
+
+def loose_folders(layout: Layout) -> tuple[str, ...]:
+    """Return the folders beside the shards in which files are written, and so may be left half-written."""
+    return layout.root, layout.base, f"{layout.base}/usual", f"{layout.base}/stats"
 
 
 def kind_of(mount: Mount | None) -> _policy.MountKind:

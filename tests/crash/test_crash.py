@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import acache
-from acache import _moves
+from acache import _moves, _store
 from acache._fs import OsFileSystem, perform
 from acache._host import my_identity
 from acache._store import Layout
@@ -162,10 +162,12 @@ def left_behind(directory: Path) -> list[Path]:
 
 
 def sweep(directory: Path) -> None:
-    """Let a day go by for what was left, and sweep every shard as caches do after they published there."""
+    """Let a day go by for what was left, and sweep all folders as caches do after they published."""
     layout = Layout.on(str(directory), acache.Settings().resolve(usable_cores=2), None, my_identity())
     for path in left_behind(directory):
         os.utime(path, (time.time() - DAY - 60,) * 2)
+    for folder in _store.loose_folders(layout):
+        perform(_moves.sweep_temporaries(folder), OsFileSystem())
     for shard in (directory / "v1").iterdir():
         if len(shard.name) == 2:
             perform(_moves.sweep(layout, str(shard)), OsFileSystem())

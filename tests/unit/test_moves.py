@@ -599,6 +599,22 @@ def test_sweep_loses_to_whoever_takes_the_tail_over(layout: Layout, subject: Sub
     assert chain_of(layout, subject) == [one.nonce, heir[0].nonce]
 
 
+def test_beside_the_shards_only_old_temporaries_are_swept(layout: Layout, subject: Subject):
+    folders = [Path(folder) for folder in _store.loose_folders(layout)]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (".t." + "0" * 32, ".t." + "1" * 32, ".t.mine", "notes.err", "x.lease", "keep"):
+            (folder / name).touch()
+            if "1" not in name:
+                os.utime(folder / name, (1000, 1000))
+    assert [do(_moves.sweep_temporaries(str(folder))) for folder in folders] == [1] * 4
+    for folder in folders:
+        assert not (folder / (".t." + "0" * 32)).exists()
+        kept = {".t." + "1" * 32, ".t.mine", "notes.err", "x.lease", "keep"}
+        assert kept <= {path.name for path in folder.iterdir()}
+    assert do(_moves.sweep_temporaries(f"{layout.root}/none")) == 0
+
+
 def test_sweep_of_what_is_not_there_or_cannot_be_written(layout: Layout, subject: Subject):
     assert swept(layout, subject) == 0
     take(layout, subject)
